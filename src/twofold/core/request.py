@@ -1,0 +1,121 @@
+"""One request as a worker's core knows it."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from twofold.core.prefix import Key
+from twofold.types import BlockId, KVHandle, RequestId, ceil_div
+
+
+class State(IntEnum):
+    """Where a request stands on one worker.
+
+    state      what it means                             blocks   leaves by
+    CLAIMING   KV asked of a peer, ids not known yet     none     Grant, Refusal, timeout, abort
+    WAITING    ids known, not placed                     none     placed; abort; deadline
+    LOADING    placed, a read fills its blocks           held     ReadDone; abort
+    VERIFYING  read, peer asked whether it still holds   held     Closed; timeout; abort
+    RUNNING    in the batch, step by step                active   finish; preemption; abort
+    DRAINING   ended, but a step or read still writes    as was   StepDone, ReadDone
+    GONE       ended, blocks given back or held for a peer
+    """
+
+    CLAIMING = 0
+    WAITING = 1
+    LOADING = 2
+    VERIFYING = 3
+    RUNNING = 4
+    DRAINING = 5
+    GONE = 6
+
+
+class Request:
+    """State of one request. `tokens` is prompt and answer so far; KV of `computed` exists."""
+
+    __slots__ = (
+        "arrived_ns",
+        "blocks",
+        "bypassed",
+        "checksums",
+        "computed",
+        "first_step_ns",
+        "generation",
+        "hold",
+        "id",
+        "keys",
+        "max_tokens",
+        "min_tokens",
+        "n_bytes",
+        "n_cached",
+        "n_preempted",
+        "n_prompt",
+        "placed_ns",
+        "ready_ns",
+        "remote_blocks",
+        "salt",
+        "segment",
+        "source",
+        "state",
+        "stop_token_ids",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        request_id: RequestId,
+        tokens: tuple[int, ...],
+        *,
+        max_tokens: int,
+        min_tokens: int,
+        stop_token_ids: tuple[int, ...],
+        salt: str,
+        hold: bool,
+        source: KVHandle | None,
+        generation: int,
+        now_ns: int,
+    ) -> None:
+        self.id = request_id
+        self.tokens = list(tokens)
+        self.n_prompt = source.n_tokens if source else len(tokens)
+        self.max_tokens = max_tokens
+        self.min_tokens = min_tokens
+        self.stop_token_ids = stop_token_ids
+        self.salt = salt
+        self.hold = hold
+        self.source = source
+        self.generation = generation
+        self.state = State.WAITING
+        self.blocks: list[BlockId] = []
+        self.computed = 0
+        self.keys: list[Key] = []
+        self.n_cached = 0
+        self.n_preempted = 0
+        self.bypassed = 0
+        self.arrived_ns = now_ns
+        self.placed_ns = -1  # reads began, or nothing had to be read
+        self.ready_ns = -1  # its KV was committed; stays -1 for a request computed here
+        self.first_step_ns = -1
+        # What a Grant brought, kept until the KV is committed.
+        self.remote_blocks: tuple[BlockId, ...] = ()
+        self.checksums: tuple[int, ...] = ()
+        self.segment = ""
+        self.n_bytes = 0
+
+    @property
+    def n_output(self) -> int:
+        """Tokens of the answer so far."""
+        return max(0, len(self.tokens) - self.n_prompt)
+
+    @property
+    def n_missing(self) -> int:
+        """Known tokens whose KV is yet to be computed; 1 for a request that decodes."""
+        return len(self.tokens) - self.computed
+
+    def n_blocks_known(self, block_size: int) -> int:
+        """Blocks for all tokens known now."""
+        return ceil_div(len(self.tokens), block_size)
+
+    def n_blocks_at_most(self, block_size: int) -> int:
+        """Blocks it can ever need: the last token of the answer is never fed back."""
+        return ceil_div(self.n_prompt + self.max_tokens - 1, block_size)

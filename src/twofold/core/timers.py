@@ -1,0 +1,64 @@
+"""Timers of a core: many deadlines, one `WakeAt`.
+
+Entries leave in the order (time, key), so ties never depend on when something was set.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+TimerKey = tuple[str, int]
+
+
+class Timers:
+    """A set of named deadlines in nanoseconds; setting a key again moves it."""
+
+    def __init__(self) -> None:
+        self._at: dict[TimerKey, int] = {}
+        self._heap: list[tuple[int, TimerKey]] = []
+        self._armed_ns: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def set(self, key: TimerKey, at_ns: int) -> None:
+        """(Re)set `key` to run out at `at_ns`."""
+        if self._at.get(key) == at_ns:
+            return
+        self._at[key] = at_ns
+        heappush(self._heap, (at_ns, key))
+        # Moved timers leave their old entries behind; without this, a lease that is renewed for
+        # an hour would keep an hour of them.
+        if len(self._heap) > 64 and len(self._heap) > 4 * len(self._at):
+            self._heap = [(at, k) for k, at in self._at.items()]
+            heapify(self._heap)
+
+    def cancel(self, key: TimerKey) -> None:
+        """Forget `key`; unknown keys are ignored."""
+        self._at.pop(key, None)
+
+    def due(self, now_ns: int) -> list[TimerKey]:
+        """Remove and return the keys that have run out by `now_ns`."""
+        keys: list[TimerKey] = []
+        while self._heap and self._heap[0][0] <= now_ns:
+            at, key = heappop(self._heap)
+            if self._at.get(key) == at:
+                del self._at[key]
+                keys.append(key)
+        if self._armed_ns is not None and self._armed_ns <= now_ns:
+            self._armed_ns = None
+        return keys
+
+    def arm(self) -> int | None:
+        """Time for the driver's timer if it must be set anew, else None.
+
+        A timer that is armed too early is left alone: it fires, finds nothing due and is armed
+        for the right time then. So pushing a deadline back costs nothing.
+        """
+        heap = self._heap
+        while heap and self._at.get(heap[0][1]) != heap[0][0]:
+            heappop(heap)
+        if not heap or (self._armed_ns is not None and self._armed_ns <= heap[0][0]):
+            return None
+        self._armed_ns = heap[0][0]
+        return self._armed_ns

@@ -1,0 +1,187 @@
+"""The core of one worker: engine, both sides of the handoff, and their timers, as one machine.
+
+Drivers call `handle` with each message and carry out the effects in order.
+"""
+
+from __future__ import annotations
+
+from twofold.core.blocks import BlockPool
+from twofold.core.engine import Effects, Engine
+from twofold.core.handoff import MODES
+from twofold.core.request import Request, State
+from twofold.core.timers import Timers
+from twofold.messages import (
+    Abort,
+    Digested,
+    FromPeer,
+    PeerLost,
+    ReadDone,
+    Release,
+    StepDone,
+    Submit,
+    Wake,
+    WakeAt,
+    WorkerEffect,
+    WorkerMessage,
+)
+from twofold.types import NS_PER_MS, NS_PER_S, KVLayout
+
+
+class WorkerCore:
+    """One worker. `layout.block_size` is the pool's; times are integer nanoseconds.
+
+    `segment` is what peers need to find this worker's blocks (the transport gives it).
+    Raises ValueError for settings that cannot work together.
+    """
+
+    def __init__(
+        self,
+        *,
+        layout: KVLayout,
+        n_blocks: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        max_waiting: int,
+        segment: str = "",
+        prefix_caching: bool = True,
+        handoff: str = "pull",
+        lease_ns: int = 10 * NS_PER_S,
+        heartbeat_ns: int = NS_PER_S,
+        lost_grace_ns: int = 500 * NS_PER_MS,
+        claim_timeout_ns: int = 5 * NS_PER_S,
+        verify_timeout_ns: int = 5 * NS_PER_S,
+        repeat_ns: int = 250 * NS_PER_MS,
+    ) -> None:
+        mode = MODES[handoff]
+        self.timers = Timers()
+        self.pool = BlockPool(n_blocks, layout.block_size, caching=prefix_caching)
+        self.source = mode.source(
+            pool=self.pool,
+            timers=self.timers,
+            layout=layout,
+            segment=segment,
+            lease_ns=lease_ns,
+            lost_grace_ns=lost_grace_ns,
+        )
+        self.engine = Engine(
+            pool=self.pool,
+            timers=self.timers,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            max_waiting=max_waiting,
+            on_placed_remote=self._placed_remote,
+            on_held=self.source.keep,
+        )
+        self.reader = mode.reader(
+            engine=self.engine,
+            layout=layout,
+            heartbeat_ns=heartbeat_ns,
+            claim_timeout_ns=claim_timeout_ns,
+            verify_timeout_ns=verify_timeout_ns,
+            repeat_ns=repeat_ns,
+        )
+
+    def handle(self, message: WorkerMessage, now_ns: int) -> list[WorkerEffect]:
+        """Effects of `message`, in the order in which they are to be carried out."""
+        out: Effects = []
+        self._dispatch(message, now_ns, out)
+        self.engine.schedule(now_ns, out)
+        at_ns = self.timers.arm()
+        if at_ns is not None:
+            out.append(WakeAt(at_ns))
+        return out
+
+    def _dispatch(self, message: WorkerMessage, now_ns: int, out: Effects) -> None:
+        if isinstance(message, StepDone):
+            self.engine.step_done(message, now_ns, out)
+        elif isinstance(message, Submit):
+            self._submit(message, now_ns, out)
+        elif isinstance(message, Abort):
+            self._abort(message, out)
+        elif isinstance(message, FromPeer):
+            out += self.source.from_peer(message.peer, message.message, now_ns)
+            self.reader.from_peer(message.peer, message.message, now_ns, out)
+        elif isinstance(message, ReadDone):
+            self.reader.read_done(message, now_ns, out)
+        elif isinstance(message, Digested):
+            out += self.source.digested(message.request_id, message.checksums, now_ns)
+        elif isinstance(message, Wake):
+            self._wake(now_ns, out)
+        elif isinstance(message, PeerLost):
+            self.source.peer_lost(message.peer, now_ns)
+            self.reader.peer_lost(message.peer, message.reason, out)
+        elif isinstance(message, Release):
+            self._release(message, out)
+        else:
+            self.engine.step_failed(message, now_ns, out)
+
+    def _submit(self, message: Submit, now_ns: int, out: Effects) -> None:
+        request = Request(
+            message.request_id,
+            message.tokens,
+            max_tokens=message.max_tokens,
+            min_tokens=message.min_tokens,
+            stop_token_ids=message.stop_token_ids,
+            salt=message.salt,
+            hold=message.hold,
+            source=message.source,
+            generation=message.generation,
+            now_ns=now_ns,
+        )
+        assert message.request_id not in self.engine.requests, "a driver reused a request id"
+        reason = self.engine.refusal(request)
+        if reason is not None:
+            out.append(self.engine.ended(request, "refused", reason))
+            self.reader.decline(request, out)
+            return
+        if message.source is not None:
+            self.reader.claim(request, now_ns, out)
+        else:
+            self.engine.add(request)
+            self.engine.enqueue(request)
+        if message.time_left_ns and message.request_id in self.engine.requests:
+            self.timers.set(("deadline", request.id), now_ns + message.time_left_ns)
+
+    def _abort(self, message: Abort, out: Effects) -> None:
+        request = self.engine.requests.get(message.request_id)
+        if request is not None and request.state is not State.DRAINING:
+            self.reader.abandon(request, out)
+            self.engine.end(request, message.outcome, message.reason, out)
+
+    def _release(self, message: Release, out: Effects) -> None:
+        """The gateway gave up: free what is held, or stop what would become held."""
+        request = self.engine.requests.get(message.request_id)
+        if request is not None and request.hold and request.generation == message.generation:
+            self._abort(Abort(message.request_id, "cancelled", "released"), out)
+        else:
+            self.source.release(message)
+
+    def _wake(self, now_ns: int, out: Effects) -> None:
+        for kind, request_id in self.timers.due(now_ns):
+            if kind == "lease":
+                self.source.lease_over(request_id)
+            elif kind == "deadline":
+                self._abort(Abort(request_id, "failed", "deadline"), out)
+            else:
+                self.reader.timer(kind, request_id, now_ns, out)
+
+    def _placed_remote(self, request: Request, hits: int, now_ns: int, out: Effects) -> None:
+        self.reader.placed(request, hits, now_ns, out)
+
+    def check(self) -> None:
+        """Raise AssertionError unless blocks, holds and requests add up."""
+        self.pool.check()
+        engine = self.engine
+        assert engine.n_placed <= engine.max_num_seqs
+        placed = [r for r in engine.requests.values() if r.blocks]
+        assert engine.n_placed == len(placed), "slots miscounted"
+        owned: dict[int, int] = {}
+        for blocks in [r.blocks for r in placed] + [
+            list(h.blocks) for h in self.pool.holds.values() if h.owner not in engine.requests
+        ]:
+            for block in blocks:
+                owned[block] = owned.get(block, 0) + 1
+        for block in range(self.pool.n_blocks):
+            assert self.pool.references(block) == owned.get(block, 0), f"block {block} leaks"
