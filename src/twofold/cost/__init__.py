@@ -1,0 +1,1 @@
+"""What steps, transfers and memory cost: shapes, accelerators, profiles, step times, links."""

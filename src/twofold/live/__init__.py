@@ -1,0 +1,1 @@
+"""Asyncio drivers: the worker and gateway processes, their supervisor, clock and logs."""

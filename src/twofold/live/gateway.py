@@ -1,0 +1,342 @@
+"""The gateway: carries out what the router decides, over real sockets.
+
+Everything that happens becomes a message to the router, one at a time; its effects are carried
+out in order. What an effect causes at once is a further message, handled after it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+from twofold.config import WorkerAddress
+from twofold.core.router import Router
+from twofold.live.clock import Clock, LoopClock, Timer
+from twofold.live.exchange import Exchange, Request
+from twofold.live.gateway_legs import (
+    client_body,
+    decode_body,
+    leg_headers,
+    prefill_body,
+    read_handle,
+    release_body,
+)
+from twofold.live.gateway_session import Ended, Session
+from twofold.live.gateway_watch import Watcher, Worker
+from twofold.live.leg import Head, Leg
+from twofold.messages import (
+    Arrive,
+    CancelLeg,
+    ClientGone,
+    Cut,
+    DecodeStarted,
+    LegEnded,
+    LegFailed,
+    PrefillDone,
+    ReleaseHeld,
+    Reply,
+    RouterEffect,
+    RouterMessage,
+    SendDecode,
+    SendPrefill,
+    Terminal,
+    Wake,
+    WakeAt,
+    WorkerGone,
+    WorkerSeen,
+)
+from twofold.metrics.prometheus import GatewayMetrics
+from twofold.types import seconds_to_ns
+
+log = logging.getLogger("twofold.gateway")
+
+_RELEASE_TIMEOUT_S: Final = 5.0
+
+LegName = Literal["prefill", "decode"]
+
+
+class Gateway:
+    """Drives one router. `start` and `stop` run the watching; servers call `take`."""
+
+    def __init__(
+        self,
+        workers: Sequence[WorkerAddress],
+        *,
+        max_inflight: int = 512,
+        request_timeout_s: float = 600.0,
+        kept_ledgers: int = 1024,
+        clock: Clock | None = None,
+    ) -> None:
+        self.clock = clock or LoopClock()
+        self.router = Router(max_inflight=max_inflight)
+        self.workers = {address.name: Worker(address, self.clock) for address in workers}
+        self.metrics = GatewayMetrics([(a.name, a.role) for a in workers])
+        self.ended: OrderedDict[str, Ended] = OrderedDict()
+        self.sessions: dict[int, Session] = {}
+        self._watcher = Watcher(list(self.workers.values()), self._worker_changed, self.clock)
+        self._timeout_ns = seconds_to_ns(request_timeout_s)
+        self._kept = kept_ledgers
+        self._inbox: deque[RouterMessage] = deque()
+        self._busy = False
+        self._timer: Timer | None = None
+        self._last_number = 0
+
+    async def start(self) -> None:
+        """Begin to watch the workers."""
+        self._watcher.start()
+
+    async def stop(self) -> None:
+        """Stop watching and cut what is left."""
+        await self._watcher.stop()
+        for session in list(self.sessions.values()):
+            session.exchange.abort()
+            self._tell_router(ClientGone(session.number))
+        if self._timer is not None:
+            self._timer.cancel()
+        for worker in self.workers.values():
+            worker.upstream.close()
+
+    def models(self) -> dict[str, int]:
+        """Names that can be asked for now, with the largest max_model_len of their workers."""
+        found: dict[str, int] = {}
+        for worker in self.workers.values():
+            if worker.identity is not None:
+                name = worker.identity.model
+                found[name] = max(found.get(name, 0), worker.identity.max_model_len)
+        return found
+
+    def unready(self) -> str | None:
+        """Why no request could be served now, or None."""
+        return self.router.unready()
+
+    def take(
+        self,
+        request: Request,
+        exchange: Exchange,
+        data: Mapping[str, Any],
+        *,
+        stream: bool,
+        weight: int,
+    ) -> None:
+        """Serve a request that has been checked; `data` is its decoded body."""
+        self._last_number += 1
+        session = Session(self._last_number, request, exchange, data, request.path)
+        session.body = client_body(request.body, data)
+        session.stream = stream
+        self.sessions[session.number] = session
+        exchange.on_gone = lambda: self._tell_router(ClientGone(session.number))
+        exchange.on_drain = lambda: session.leg.resume() if session.leg else None
+        self.metrics.received()
+        left_ns = self._time_left_ns(session)
+        self._tell_router(
+            Arrive(request_id=session.number, weight=weight, time_left_ns=max(1, left_ns))
+        )
+
+    def conservation(self) -> dict[str, int]:
+        """Requests taken in and their ends: received is the sum of the rest."""
+        counts = self.router.counts
+        return {
+            "received": counts.received,
+            "finished": counts.finished,
+            "failed": counts.failed,
+            "refused": counts.refused,
+            "cancelled": counts.cancelled,
+            "in_flight": len(self.router.requests),
+        }
+
+    # -------------------------------------------------------------------- router in and out
+
+    def _worker_changed(self, message: WorkerSeen | WorkerGone) -> None:
+        self.metrics.worker_up(message.worker, isinstance(message, WorkerSeen))
+        self._tell_router(message)
+
+    def _tell_router(self, message: RouterMessage) -> None:
+        self._inbox.append(message)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._inbox:
+                effects = self.router.handle(self._inbox.popleft(), self.clock.now_ns())
+                for effect in effects:
+                    self._safely(effect)
+        finally:
+            self._busy = False
+
+    def _safely(self, effect: RouterEffect) -> None:
+        """Carry out one effect; an error inside it must not lose those that come after it."""
+        try:
+            self._carry_out(effect)
+        except Exception:
+            log.exception("error while carrying out %s", type(effect).__name__)
+            if not isinstance(effect, WakeAt) and effect.request_id in self.sessions:
+                self.sessions[effect.request_id].exchange.abort()
+
+    def _carry_out(self, effect: RouterEffect) -> None:
+        if isinstance(effect, WakeAt):
+            self._wake_at(effect.at_ns)
+            return
+        session = self.sessions[effect.request_id]
+        match effect:
+            case SendPrefill():
+                self._send_prefill(session, effect)
+            case SendDecode():
+                self._send_decode(session, effect)
+            case CancelLeg():
+                if session.leg is not None:
+                    session.leg.cancel()
+            case ReleaseHeld():
+                self._release(session, effect)
+            case Reply():
+                session.send_error(effect.status, effect.code, effect.reason, effect.retry_after_s)
+            case Cut():
+                timed_out = self._time_left_ns(session) <= 0
+                session.cut(session.leg, effect.reason, timed_out)
+            case Terminal():
+                self._end(session, effect)
+
+    def _wake_at(self, at_ns: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.clock.call_at(at_ns, lambda: self._tell_router(Wake()))
+
+    def _time_left_ns(self, session: Session) -> int:
+        return session.request.received_ns + self._timeout_ns - self.clock.now_ns()
+
+    def _end(self, session: Session, terminal: Terminal) -> None:
+        del self.sessions[session.number]
+        ended = session.ended(terminal.outcome, terminal.reason, self.clock.now_ns())
+        self.ended.pop(ended.request_id, None)
+        self.ended[ended.request_id] = ended
+        if len(self.ended) > self._kept:
+            self.ended.popitem(last=False)
+        self.metrics.ended(terminal.outcome, round(ended.e2e_ms * 1e6))
+        session.leg = None
+        log.info(
+            "%s %s %d ttft=%s e2e=%.1fms tokens=%s %s%s",
+            *(ended.request_id, ended.outcome, ended.status),
+            f"{ended.ttft_ms:.1f}ms" if ended.ttft_ms is not None else "-",
+            ended.e2e_ms,
+            ended.n_output if ended.n_output is not None else "-",
+            ">".join(filter(None, (ended.prefill_worker, ended.decode_worker))) or "-",
+            f": {ended.why}" if ended.why else "",
+        )
+
+    # --------------------------------------------------------------------------------- legs
+
+    def _send(
+        self, session: Session, worker: str, generation: int, leg: Leg, kind: LegName, body: bytes
+    ) -> None:
+        session.leg = leg
+        session.generation = generation
+        session.leg_sent(self.clock.now_ns())
+        self.metrics.leg_sent(worker, kind)
+        request = session.request
+        headers = leg_headers(
+            request.headers, request.request_id, generation, self._time_left_ns(session)
+        )
+        self.workers[worker].upstream.send(leg, "POST", session.path, body, headers)
+
+    def _send_prefill(self, session: Session, effect: SendPrefill) -> None:
+        worker, generation = effect.worker, effect.generation
+        session.prefill_worker = worker
+
+        def whole(head: Head, body: bytes) -> None:
+            session.leg_answered(head, self.clock.now_ns())
+            if head.status != 200:
+                self._leg_refused(session, generation, "prefill", head, body)
+                return
+            try:
+                session.handle = read_handle(body)
+            except ValueError as error:
+                self._tell_router(LegFailed(session.number, generation, "prefill", 0, str(error)))
+                return
+            self._tell_router(PrefillDone(session.number, generation))
+
+        def broken(reason: str, reached: bool) -> None:
+            self._leg_lost(session, generation, "prefill", worker, reason)
+
+        leg = Leg(on_whole=whole, on_broken=broken)
+        self._send(session, worker, generation, leg, "prefill", prefill_body(session.data))
+
+    def _send_decode(self, session: Session, effect: SendDecode) -> None:
+        worker, generation = effect.worker, effect.generation
+        session.decode_worker = worker
+        body = session.body
+        if effect.remote:
+            assert session.handle is not None
+            body = decode_body(body, session.handle)
+        number = session.number
+
+        def whole(head: Head, answer: bytes) -> None:
+            session.leg_answered(head, self.clock.now_ns())
+            if head.status != 200:
+                self._leg_refused(session, generation, "decode", head, answer)
+            elif not answer:
+                self._tell_router(
+                    LegFailed(number, generation, "decode", 0, "the worker's answer is empty")
+                )
+            else:
+                self._tell_router(DecodeStarted(number, generation))
+                session.send_whole(head, answer, self.clock.now_ns())
+                self._first_byte(session)
+                self._tell_router(LegEnded(number, generation))
+
+        def stream(head: Head) -> None:
+            now_ns = self.clock.now_ns()
+            session.leg_answered(head, now_ns)
+            self._tell_router(DecodeStarted(number, generation))
+            session.begin_stream(head, now_ns)
+            self._first_byte(session)
+
+        def end() -> None:
+            session.end_stream()
+            self._tell_router(LegEnded(number, generation))
+
+        def broken(reason: str, reached: bool) -> None:
+            self._leg_lost(session, generation, "decode", worker, reason)
+
+        leg = Leg(on_whole=whole, on_broken=broken)
+        if session.stream:
+            unframed = not session.exchange.chunked
+            leg = Leg(
+                on_whole=whole,
+                on_broken=broken,
+                on_stream=stream,
+                on_raw=session.pass_on,
+                on_end=end,
+                unframed=unframed,
+            )
+        self._send(session, worker, generation, leg, "decode", body)
+
+    def _first_byte(self, session: Session) -> None:
+        if session.ledger is not None:
+            self.metrics.first_byte(session.ledger, session.transferred_bytes)
+
+    def _leg_refused(
+        self, session: Session, generation: int, leg: LegName, head: Head, body: bytes
+    ) -> None:
+        """A worker answered with something other than 200."""
+        session.error_answer = (head, body)
+        reason = f"{leg} worker answered {head.status}"
+        self._tell_router(LegFailed(session.number, generation, leg, head.status, reason))
+
+    def _leg_lost(
+        self, session: Session, generation: int, leg: LegName, worker: str, reason: str
+    ) -> None:
+        """A connection broke, or none could be made."""
+        failed = LegFailed(session.number, generation, leg, 0, f"{worker}: {reason}", lost=True)
+        self._tell_router(failed)
+        self._watcher.lost(self.workers[worker])
+
+    def _release(self, session: Session, effect: ReleaseHeld) -> None:
+        """Tell the prefill worker that nobody comes for the KV. Its lease bounds a lost message."""
+        if session.handle is None or session.handle.remote_request_id is None:
+            return
+        leg = Leg(on_whole=lambda head, body: None, on_broken=lambda reason, reached: None)
+        body = release_body(session.handle, effect.generation)
+        self.workers[effect.worker].upstream.send(
+            leg, "POST", "/handoff/release", body, timeout_s=_RELEASE_TIMEOUT_S
+        )

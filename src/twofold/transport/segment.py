@@ -1,0 +1,66 @@
+"""The text by which a peer finds a pool's memory: made by `register`, carried in `Grant.segment`.
+
+It comes from another process, so it is parsed strictly and its sizes are bounded before any use.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+
+EPOCH_BYTES: Final = 16
+"""Length of the random token that names one life of a pool."""
+
+MAX_SEGMENT_CHARS: Final = 512
+MAX_BLOCKS: Final = 2**32 - 1
+MAX_BLOCK_BYTES: Final = 2**40
+
+_Epoch = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+_Blocks = Annotated[int, msgspec.Meta(ge=1, le=MAX_BLOCKS)]
+_BlockBytes = Annotated[int, msgspec.Meta(ge=1, le=MAX_BLOCK_BYTES)]
+
+
+class SegmentError(Exception):
+    """A segment text cannot be used; the message says why."""
+
+
+class ShmSegment(msgspec.Struct, frozen=True, kw_only=True, tag="shm", forbid_unknown_fields=True):
+    """A pool in this host's memory: file descriptor `fd` of process `pid`."""
+
+    pid: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+    fd: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+    epoch: _Epoch
+    n_blocks: _Blocks
+    block_bytes: _BlockBytes
+
+
+class TcpSegment(msgspec.Struct, frozen=True, kw_only=True, tag="tcp", forbid_unknown_fields=True):
+    """A pool behind a data port. `host` is a numeric address, so nobody waits for a resolver."""
+
+    host: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    epoch: _Epoch
+    n_blocks: _Blocks
+    block_bytes: _BlockBytes
+
+
+_S = TypeVar("_S", ShmSegment, TcpSegment)
+
+
+def format_segment(segment: ShmSegment | TcpSegment) -> str:
+    """One line of JSON."""
+    return msgspec.json.encode(segment).decode()
+
+
+def parse_segment(text: str, kind: type[_S]) -> _S:
+    """The segment in `text`, which must be of `kind`.
+
+    Raises SegmentError when it is too long, malformed, of another kind or out of bounds.
+    """
+    if len(text) > MAX_SEGMENT_CHARS:
+        raise SegmentError(f"malformed segment: longer than {MAX_SEGMENT_CHARS} characters")
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise SegmentError(f"malformed segment: {error}") from error

@@ -1,0 +1,251 @@
+"""Shared memory: one copy from the peer's pool into ours, by a background thread.
+
+That the peer still lives, and is still the same life, is checked before and after every copy:
+a mapping outlives its process, and process ids and descriptors are used again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import queue
+import stat
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from twofold.transport.base import PIECE_BYTES, Completion, Ledger
+from twofold.transport.checksum import checksums
+from twofold.transport.memory import HEADER, HEADER_BYTES, MAGIC, VERSION, PoolMemory
+from twofold.transport.runs import Run, fault_in, merge
+from twofold.transport.segment import SegmentError, ShmSegment, parse_segment
+
+_Bytes = npt.NDArray[np.uint8]
+
+_SWEEP_S: Final = 1.0
+"""How often mappings of dead peers are looked for: each pins the memory of a whole pool."""
+
+
+class _Mapping:
+    """A peer's pool, mapped for reading. Raises SegmentError when it is not what was granted."""
+
+    def __init__(self, segment: ShmSegment) -> None:
+        self.segment = segment
+        self._path = f"/proc/{segment.pid}/fd/{segment.fd}"
+        size = HEADER_BYTES + segment.n_blocks * segment.block_bytes
+        # Looked at before it is opened: a descriptor used again may be a device or a pipe.
+        found = self._stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+            raise SegmentError("stale segment: the descriptor is now another file")
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise SegmentError(f"cannot open the peer's memory: {error.strerror}") from error
+        try:
+            found = os.fstat(fd)
+            if found.st_size != size or not _sealed(fd):
+                raise SegmentError("stale segment: the descriptor is now another file")
+            self._identity = (found.st_dev, found.st_ino)
+            self._map = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        except OSError as error:
+            raise SegmentError(f"cannot map the peer's memory: {error.strerror}") from error
+        finally:
+            os.close(fd)
+        self.blocks: _Bytes = np.frombuffer(self._map, np.uint8, offset=HEADER_BYTES)
+        try:
+            self.check()
+        except SegmentError:
+            self.close()
+            raise
+
+    def check(self) -> None:
+        """Raise SegmentError unless the peer lives and its pool is the one that was granted."""
+        found = self._stat()
+        if (found.st_dev, found.st_ino) != self._identity:
+            raise SegmentError("stale segment: the descriptor is now another file")
+        magic, version, _, epoch, n_blocks, block_bytes = HEADER.unpack_from(self._map)
+        if (magic, version) != (MAGIC, VERSION) or epoch.hex() != self.segment.epoch:
+            raise SegmentError("stale segment: the peer's pool has another epoch")
+        if (n_blocks, block_bytes) != (self.segment.n_blocks, self.segment.block_bytes):
+            raise SegmentError("stale segment: the peer's pool has another size")
+
+    def close(self) -> None:
+        del self.blocks
+        self._map.close()
+
+    def _stat(self) -> os.stat_result:
+        try:
+            return os.stat(self._path)
+        except FileNotFoundError:
+            raise SegmentError("stale segment: the peer is gone or has closed its pool") from None
+        except OSError as error:
+            raise SegmentError(f"cannot open the peer's memory: {error.strerror}") from error
+
+
+def _sealed(fd: int) -> bool:
+    try:
+        return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+    except OSError:
+        return False
+
+
+class _Mappings:
+    """The most recently used mappings, by segment text."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._kept: OrderedDict[str, _Mapping] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, text: str) -> _Mapping:
+        """The checked mapping of segment `text`; raises SegmentError."""
+        mapping = self._kept.get(text)
+        if mapping is None:
+            mapping = self._kept[text] = _Mapping(parse_segment(text, ShmSegment))
+            while len(self._kept) > self._limit:
+                self._kept.popitem(last=False)[1].close()
+        else:
+            mapping.check()
+        self._kept.move_to_end(text)
+        return mapping
+
+    def drop(self, text: str) -> None:
+        mapping = self._kept.pop(text, None)
+        if mapping is not None:
+            mapping.close()
+
+    def sweep(self) -> None:
+        """Let go of pools whose process is gone."""
+        for text, mapping in list(self._kept.items()):
+            try:
+                mapping.check()
+            except SegmentError:
+                self.drop(text)
+
+    def clear(self) -> None:
+        while self._kept:
+            self._kept.popitem()[1].close()
+
+
+class ShmTransport:
+    """Transport between workers of one user on one host. See `Transport` for the calls.
+
+    `max_transfers` bounds the reads in flight, `max_mappings` the peers' pools kept mapped;
+    `checksums` False leaves out the checksums of completions.
+    """
+
+    def __init__(
+        self,
+        notify: Callable[[], None],
+        *,
+        max_transfers: int = 256,
+        max_mappings: int = 16,
+        checksums: bool = True,
+    ) -> None:
+        self._ledger = Ledger(notify, max_transfers)
+        self._mappings = _Mappings(max_mappings)
+        self._checksums = checksums
+        self._memory: PoolMemory | None = None
+        self._jobs: queue.SimpleQueue[tuple[int, str, tuple[tuple[int, int], ...]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name="kv-shm", daemon=True)
+
+    def register(self, memory: PoolMemory) -> str:
+        """See `Transport.register`. Raises RuntimeError the second time."""
+        if self._memory is not None or self._closing:
+            raise RuntimeError("memory is registered once, before close")
+        self._memory = memory
+        self._thread.start()
+        return memory.segment
+
+    def read(self, transfer_id: int, segment: str, pairs: Sequence[tuple[int, int]]) -> None:
+        """See `Transport.read`."""
+        reason = self._ledger.admit(transfer_id)
+        if not reason and self._memory is None:
+            reason = "no memory is registered"
+        if reason:
+            self._ledger.fail(transfer_id, reason)
+        else:
+            self._jobs.put((transfer_id, segment, tuple(pairs)))
+
+    def poll(self) -> list[Completion]:
+        """See `Transport.poll`."""
+        return self._ledger.drain()
+
+    def cancel(self, transfer_id: int) -> None:
+        """See `Transport.cancel`."""
+        self._ledger.cancel(transfer_id)
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        self._closing = True
+        self._ledger.close()
+        if self._thread.ident is not None:
+            self._jobs.put(None)
+            self._thread.join()
+
+    # ------------------------------------------------------------------ background thread
+
+    def _work(self) -> None:
+        memory = self._memory
+        assert memory is not None
+        own: _Bytes = np.frombuffer(memory.buffer, np.uint8)
+        while True:
+            try:
+                job = self._jobs.get(timeout=_SWEEP_S if len(self._mappings) else None)
+            except queue.Empty:
+                self._mappings.sweep()
+                continue
+            if job is None:
+                self._mappings.clear()
+                return
+            transfer_id, text, pairs = job
+            try:
+                self._ledger.finish(self._copy(transfer_id, text, pairs, memory, own))
+            except SegmentError as error:
+                self._mappings.drop(text)
+                self._ledger.fail(transfer_id, str(error))
+            except Exception as error:
+                self._ledger.fail(transfer_id, f"copy failed: {error!r}")
+
+    def _copy(
+        self,
+        transfer_id: int,
+        text: str,
+        pairs: tuple[tuple[int, int], ...],
+        memory: PoolMemory,
+        own: _Bytes,
+    ) -> Completion:
+        size = memory.block_bytes
+        mapping = self._mappings.get(text)
+        if mapping.segment.block_bytes != size:
+            reason = f"block size differs: {mapping.segment.block_bytes} there, {size} here"
+            return Completion(transfer_id, ok=False, reason=reason)
+        reason = fault_in(pairs, mapping.segment.n_blocks, memory.n_blocks)
+        if reason:
+            return Completion(transfer_id, ok=False, reason=reason)
+        sums: list[int] = []
+        for run in merge(pairs, max(1, PIECE_BYTES // size)):
+            if self._closing or self._ledger.cancelled(transfer_id):
+                reason = "transport closed" if self._closing else "cancelled"
+                return Completion(transfer_id, ok=False, reason=reason)
+            _copy_run(own, mapping.blocks, run, size)
+            if self._checksums:
+                sums += checksums(memory.buffer, range(run.dst, run.dst + run.n), size)
+        mapping.check()
+        return Completion(transfer_id, ok=True, n_bytes=len(pairs) * size, checksums=tuple(sums))
+
+
+def _copy_run(own: _Bytes, peer: _Bytes, run: Run, size: int) -> None:
+    """Copy one run. numpy lets go of the interpreter lock meanwhile; a memoryview would not."""
+    target: np.ndarray[Any, np.dtype[np.uint8]] = own[run.dst * size : (run.dst + run.n) * size]
+    np.copyto(target, peer[run.src * size : (run.src + run.n) * size])

@@ -1,0 +1,290 @@
+"""TCP: reads a peer's blocks over several connections, and serves ours on a data port.
+
+Both sides run on one background thread. The frames are in `wire`.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from twofold.transport.base import PIECE_BYTES, Completion, Ledger
+from twofold.transport.memory import PoolMemory
+from twofold.transport.reactor import Reactor
+from twofold.transport.runs import fault_in, merge, share_out
+from twofold.transport.segment import SegmentError, TcpSegment, format_segment, parse_segment
+from twofold.transport.tcp_client import Share, Stream
+from twofold.transport.tcp_server import Listener
+from twofold.transport.wire import MAX_RANGES
+from twofold.types import ceil_div
+
+_ACTIVE_PER_PEER: Final = 4
+"""Transfers from one peer at a time. The rest wait, so that a dead peer delays only its own."""
+
+_IDLE_S: Final = 20.0
+"""How long an unused connection is kept by the reader; the server keeps it three times longer,
+so that it is never closed just as a request is sent on it."""
+
+
+class _Peer(NamedTuple):
+    """One life of a peer."""
+
+    host: str
+    port: int
+    epoch: str
+
+
+class _Transfer:
+    """One read, waiting or under way."""
+
+    def __init__(
+        self, transfer_id: int, segment: TcpSegment, pairs: Sequence[tuple[int, int]]
+    ) -> None:
+        self.transfer_id = transfer_id
+        self.segment = segment
+        self.peer = _Peer(segment.host, segment.port, segment.epoch)
+        self.pairs = pairs
+        self.streams: list[Stream] = []
+
+
+class TcpTransport:
+    """Transport between hosts. See `Transport` for the calls.
+
+    `host` is the numeric address that the data port is bound to and, unless `advertise` names
+    another, that peers are told; `port` 0 takes a free one. `streams` connections share one
+    read. A peer that sends nothing for `timeout_s` fails the read. `max_transfers` bounds the
+    reads in flight, `max_connections` the peers' connections to the data port; `checksums` False
+    leaves out the checksums of frames and completions.
+    """
+
+    def __init__(
+        self,
+        notify: Callable[[], None],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        advertise: str = "",
+        streams: int = 2,
+        timeout_s: float = 5.0,
+        max_transfers: int = 256,
+        max_connections: int = 256,
+        checksums: bool = True,
+    ) -> None:
+        if streams < 1:
+            raise ValueError(f"streams must be at least 1, not {streams}")
+        self._ledger = Ledger(notify, max_transfers)
+        self._host = host
+        self._port = port
+        self._advertise = advertise
+        self._n_streams = streams
+        self._timeout_s = timeout_s
+        self._max_connections = max_connections
+        self._checksums = checksums
+        self._reactor = Reactor("kv-tcp", tick_s=min(0.1, timeout_s / 4))
+        self._closed = False
+        self._memory: PoolMemory | None = None
+        self._listener: Listener | None = None
+        self._tags = itertools.count(1)
+        self._active: dict[int, _Transfer] = {}
+        self._waiting: dict[_Peer, deque[_Transfer]] = {}
+        self._idle: dict[_Peer, list[Stream]] = {}
+
+    def register(self, memory: PoolMemory) -> str:
+        """See `Transport.register`. Binds the data port: raises OSError when that fails."""
+        if self._memory is not None or self._closed:
+            raise RuntimeError("memory is registered once, before close")
+        listener = Listener(
+            self._reactor,
+            memory,
+            self._host,
+            self._port,
+            timeout_s=self._timeout_s,
+            idle_s=3 * _IDLE_S,
+            max_connections=self._max_connections,
+        )
+        self._memory = memory
+        self._listener = listener
+        self._reactor.start()
+        self._reactor.call(listener.open)
+        return format_segment(
+            TcpSegment(
+                host=self._advertise or listener.address,
+                port=listener.port,
+                epoch=memory.epoch.hex(),
+                n_blocks=memory.n_blocks,
+                block_bytes=memory.block_bytes,
+            )
+        )
+
+    def read(self, transfer_id: int, segment: str, pairs: Sequence[tuple[int, int]]) -> None:
+        """See `Transport.read`."""
+        reason = self._ledger.admit(transfer_id)
+        if not reason and self._memory is None:
+            reason = "no memory is registered"
+        if reason:
+            self._ledger.fail(transfer_id, reason)
+        else:
+            held = tuple(pairs)
+            self._reactor.call(lambda: self._admit(transfer_id, segment, held))
+
+    def poll(self) -> list[Completion]:
+        """See `Transport.poll`."""
+        return self._ledger.drain()
+
+    def cancel(self, transfer_id: int) -> None:
+        """See `Transport.cancel`."""
+        if self._ledger.cancel(transfer_id):
+            self._reactor.call(lambda: self._cancel(transfer_id))
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        if not self._closed:
+            self._closed = True
+            self._ledger.close()
+            self._reactor.stop(self._end_all)
+
+    # ------------------------------------------------------------------ background thread
+
+    def _admit(self, transfer_id: int, text: str, pairs: tuple[tuple[int, int], ...]) -> None:
+        memory = self._memory
+        assert memory is not None
+        if self._ledger.cancelled(transfer_id):
+            self._ledger.fail(transfer_id, "cancelled")
+            return
+        try:
+            segment = parse_segment(text, TcpSegment)
+        except SegmentError as error:
+            self._ledger.fail(transfer_id, str(error))
+            return
+        size = memory.block_bytes
+        reason = fault_in(pairs, segment.n_blocks, memory.n_blocks)
+        if segment.block_bytes != size:
+            reason = f"block size differs: {segment.block_bytes} there, {size} here"
+        if reason:
+            self._ledger.fail(transfer_id, reason)
+            return
+        transfer = _Transfer(transfer_id, segment, pairs)
+        self._waiting.setdefault(transfer.peer, deque()).append(transfer)
+        self._start_waiting(transfer.peer)
+
+    def _start_waiting(self, peer: _Peer) -> None:
+        """Start what waits for `peer`, as far as its share of connections allows."""
+        waiting = self._waiting.get(peer)
+        while waiting:
+            if sum(each.peer == peer for each in self._active.values()) >= _ACTIVE_PER_PEER:
+                return
+            transfer = waiting.popleft()
+            self._active[transfer.transfer_id] = transfer
+            self._start(transfer)
+        self._waiting.pop(peer, None)
+
+    def _start(self, transfer: _Transfer) -> None:
+        memory = self._memory
+        assert memory is not None
+        # Pieces small enough that the streams end at about the same time.
+        fair = ceil_div(len(transfer.pairs), self._n_streams)
+        runs = merge(transfer.pairs, max(1, min(fair, PIECE_BYTES // memory.block_bytes)))
+        sums = [0] * len(transfer.pairs) if self._checksums else None
+        epoch = bytes.fromhex(transfer.segment.epoch)
+        shares = share_out(runs, self._n_streams) if runs else []
+        if any(len(share) > MAX_RANGES for share in shares):
+            self._end(transfer, f"more than {MAX_RANGES} separate ranges of blocks per stream")
+            return
+        unfinished = len(shares)
+
+        def ended(stream: Stream, reason: str) -> None:
+            nonlocal unfinished
+            if reason:
+                self._end(transfer, reason)
+                return
+            transfer.streams.remove(stream)
+            self._keep(transfer.peer, stream)
+            unfinished -= 1
+            if not unfinished:
+                self._end(transfer, "", tuple(sums or ()))
+
+        if not shares:
+            self._end(transfer, "")
+        for share in shares:
+            try:
+                stream = self._stream(transfer.peer)
+            except OSError as error:
+                self._end(transfer, error.strerror or str(error))
+                return
+            transfer.streams.append(stream)
+            on_end = functools.partial(ended, stream)
+            stream.start(Share(next(self._tags), epoch, share, sums, on_end))
+
+    def _end(self, transfer: _Transfer, reason: str, sums: tuple[int, ...] = ()) -> None:
+        """Close what is still open for `transfer` and complete it."""
+        for stream in transfer.streams:
+            stream.close()
+        transfer.streams.clear()
+        self._active.pop(transfer.transfer_id, None)
+        if reason:
+            self._ledger.fail(transfer.transfer_id, reason)
+        else:
+            assert self._memory is not None
+            n_bytes = len(transfer.pairs) * self._memory.block_bytes
+            self._ledger.finish(
+                Completion(transfer.transfer_id, ok=True, n_bytes=n_bytes, checksums=sums)
+            )
+        # Not from here: a queue of reads that fail at once would nest as deep as it is long.
+        self._reactor.call(lambda: self._start_waiting(transfer.peer))
+
+    def _cancel(self, transfer_id: int) -> None:
+        if transfer_id in self._active:
+            self._end(self._active[transfer_id], "cancelled")
+            return
+        for waiting in self._waiting.values():
+            for transfer in waiting:
+                if transfer.transfer_id == transfer_id:
+                    waiting.remove(transfer)
+                    self._ledger.fail(transfer_id, "cancelled")
+                    return
+
+    def _stream(self, peer: _Peer) -> Stream:
+        """A connection to `peer`, kept or new. Raises OSError."""
+        idle = self._idle.get(peer)
+        if idle:
+            stream = idle.pop()
+            if not idle:
+                del self._idle[peer]
+            return stream
+        assert self._memory is not None
+        return Stream(
+            self._reactor,
+            self._memory,
+            peer.host,
+            peer.port,
+            timeout_s=self._timeout_s,
+            idle_s=_IDLE_S,
+            on_idle_end=lambda stream: self._drop_idle(peer, stream),
+        )
+
+    def _keep(self, peer: _Peer, stream: Stream) -> None:
+        self._idle.setdefault(peer, []).append(stream)
+
+    def _drop_idle(self, peer: _Peer, stream: Stream) -> None:
+        idle = self._idle.get(peer, [])
+        if stream in idle:
+            idle.remove(stream)
+        if not idle:
+            self._idle.pop(peer, None)
+
+    def _end_all(self) -> None:
+        for transfer in list(self._active.values()):
+            self._end(transfer, "transport closed")
+        for waiting in self._waiting.values():
+            for transfer in waiting:
+                self._ledger.fail(transfer.transfer_id, "transport closed")
+        self._waiting.clear()
+        for idle in self._idle.values():
+            for stream in idle:
+                stream.close()
+        self._idle.clear()
+        if self._listener is not None:
+            self._listener.close()

@@ -1,0 +1,122 @@
+"""The pool's memory, segment texts and checksums."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twofold.transport.checksum import checksums, combined
+from twofold.transport.memory import HEADER_BYTES, PoolMemory
+from twofold.transport.segment import (
+    SegmentError,
+    ShmSegment,
+    TcpSegment,
+    format_segment,
+    parse_segment,
+)
+
+EPOCH = bytes(range(16))
+
+
+def test_blocks_begin_after_the_header_and_can_be_written_through_arrays() -> None:
+    memory = PoolMemory(3, 100, EPOCH)
+    array = np.frombuffer(memory.buffer, np.uint8)
+    array[:] = 7
+    segment = parse_segment(memory.segment, ShmSegment)
+    with open(f"/proc/{segment.pid}/fd/{segment.fd}", "rb") as file:
+        file.seek(HEADER_BYTES)
+        assert file.read() == b"\x07" * 300
+    assert (segment.n_blocks, segment.block_bytes, segment.epoch) == (3, 100, EPOCH.hex())
+    del array
+    memory.close()
+
+
+def test_close_leaves_arrays_usable_and_no_descriptor_once_they_are_gone() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    memory = PoolMemory(2, 100, EPOCH)
+    array = np.frombuffer(memory.buffer, np.uint8)
+    array[5] = 9
+    path = "/proc/self/fd/" + str(parse_segment(memory.segment, ShmSegment).fd)
+    memory.close()
+    memory.close()
+    assert not os.path.exists(path)
+    assert len(memory.buffer) == 0
+    assert array[5] == 9
+    del array
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_populate_gives_memory_that_is_there_at_once() -> None:
+    memory = PoolMemory(4, 4096, EPOCH, populate=True)
+    assert bytes(memory.buffer) == bytes(4 * 4096)
+    memory.close()
+
+
+@pytest.mark.parametrize(
+    ("n_blocks", "block_bytes", "epoch", "named"),
+    [
+        (0, 10, EPOCH, "n_blocks"),
+        (2**32, 10, EPOCH, "n_blocks"),
+        (1, 0, EPOCH, "block_bytes"),
+        (1, 10, b"short", "epoch"),
+        (1, 10, bytes(16), "epoch"),
+    ],
+)
+def test_bad_sizes_and_tokens_are_refused_by_name(
+    n_blocks: int, block_bytes: int, epoch: bytes, named: str
+) -> None:
+    with pytest.raises(ValueError, match=named):
+        PoolMemory(n_blocks, block_bytes, epoch)
+
+
+def test_segments_come_back_as_they_went() -> None:
+    tcp = TcpSegment(host="::1", port=9, epoch=EPOCH.hex(), n_blocks=1, block_bytes=2)
+    assert parse_segment(format_segment(tcp), TcpSegment) == tcp
+
+
+@given(st.one_of(st.text(max_size=600), st.binary(max_size=80).map(lambda b: b.decode("latin-1"))))
+def test_no_text_does_worse_than_a_segment_error(text: str) -> None:
+    with pytest.raises(SegmentError, match="malformed segment"):
+        parse_segment(text, ShmSegment)
+
+
+def test_checksums_are_xxh3_of_each_block_in_the_order_asked_for() -> None:
+    data = os.urandom(400)
+    parts = [data[i * 100 : (i + 1) * 100] for i in range(4)]
+    want = tuple(xxhash.xxh3_64_intdigest(parts[i]) for i in (3, 0, 0))
+    assert checksums(memoryview(data), [3, 0, 0], 100) == want
+    assert combined(want) != combined(want[::-1])
+    for outside in (4, -1):
+        with pytest.raises(IndexError, match="outside"):
+            checksums(memoryview(data), [outside], 100)
+
+
+def test_hashing_lets_other_threads_run() -> None:
+    # One digest long enough to outlast many turns of a thread that needs the interpreter.
+    data = memoryview(bytes(256 * 1024 * 1024))
+    turns = 0
+    stop = threading.Event()
+
+    def count() -> None:
+        nonlocal turns
+        while not stop.is_set():
+            turns += 1
+            time.sleep(0)
+
+    counter = threading.Thread(target=count)
+    counter.start()
+    while not turns:
+        time.sleep(0.001)
+    before = turns
+    checksums(data, [0], len(data))
+    during = turns - before
+    stop.set()
+    counter.join()
+    assert during > 50

@@ -1,0 +1,127 @@
+"""What the transport tests share: two pools with a transport each, and a peer in a process."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from twofold.transport.base import Completion, Transport
+from twofold.transport.memory import PoolMemory
+from twofold.transport.shm import ShmTransport
+from twofold.transport.tcp import TcpTransport
+
+KINDS = ["shm", "tcp"]
+
+
+def make_transport(
+    kind: str, notify: Callable[[], None] = lambda: None, **limits: int
+) -> Transport:
+    if kind == "shm":
+        return ShmTransport(notify, **limits)
+    return TcpTransport(notify, timeout_s=5.0, **limits)
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"no {what} in {timeout_s} s"
+        time.sleep(0.001)
+
+
+class Side:
+    """One worker's pool and transport."""
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        n_blocks: int = 64,
+        block_bytes: int = 1000,
+        seed: int = 0,
+        **limits: int,
+    ) -> None:
+        self.memory = PoolMemory(n_blocks, block_bytes, os.urandom(16))
+        self.memory.buffer[:] = random.Random(seed).randbytes(self.memory.n_bytes)
+        self._notified = threading.Semaphore(0)
+        self.transport = make_transport(kind, self._notified.release, **limits)
+        self.segment = self.transport.register(self.memory)
+        self._got: dict[int, Completion] = {}
+
+    def block(self, number: int) -> bytes:
+        size = self.memory.block_bytes
+        return bytes(self.memory.buffer[number * size : (number + 1) * size])
+
+    def completion(self, transfer_id: int, timeout_s: float = 10.0) -> Completion:
+        """The completion of one read, found as a driver does: poll after each notify."""
+        deadline = time.monotonic() + timeout_s
+        while transfer_id not in self._got:
+            assert self._notified.acquire(timeout=max(0.0, deadline - time.monotonic())), (
+                f"read {transfer_id} did not complete in {timeout_s} s"
+            )
+            for completion in self.transport.poll():
+                assert completion.transfer_id not in self._got, "completed twice"
+                self._got[completion.transfer_id] = completion
+        return self._got.pop(transfer_id)
+
+    def read(self, transfer_id: int, segment: str, pairs: list[tuple[int, int]]) -> Completion:
+        self.transport.read(transfer_id, segment, pairs)
+        return self.completion(transfer_id)
+
+    def close(self) -> None:
+        self.transport.close()
+        self.memory.close()
+
+
+@contextmanager
+def two_sides(kind: str, **sizes: int) -> Iterator[tuple[Side, Side]]:
+    """A peer and ourselves, with different bytes."""
+    peer, own = Side(kind, seed=1, **sizes), Side(kind, seed=2, **sizes)
+    try:
+        yield peer, own
+    finally:
+        own.close()
+        peer.close()
+
+
+class Child:
+    """A peer in a process of its own, to be killed."""
+
+    def __init__(self, kind: str, n_blocks: int, block_bytes: int) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, kind, str(n_blocks), str(block_bytes)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.segment = self.process.stdout.readline().strip()
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            stream.close()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+
+
+def _serve(kind: str, n_blocks: int, block_bytes: int) -> None:
+    side = Side(kind, n_blocks=n_blocks, block_bytes=block_bytes, seed=1)
+    print(side.segment, flush=True)
+    sys.stdin.read()
+    side.close()
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
