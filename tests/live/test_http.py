@@ -235,7 +235,8 @@ def test_half_a_request_then_silence_is_408(half: bytes) -> None:
     async def test(server: HttpServer, seen: Seen) -> None:
         client = await Client.open(server.port)
         client.send(half)
-        reply = await client.read()
+        async with asyncio.timeout(2):
+            reply = await client.read()
         assert reply.status == 408
         assert await client.at_end()
         await client.close()
@@ -305,6 +306,26 @@ def test_client_that_leaves_is_noticed_once() -> None:
         seen.held[0].respond(200, b"to nobody")
         assert seen.held[0].gone
         assert seen.gone == 1
+
+    serve(test)
+
+
+def test_what_is_written_after_the_end_goes_nowhere() -> None:
+    async def test(server: HttpServer, seen: Seen) -> None:
+        client = await Client.open(server.port)
+        client.send(post("/hold", b"") + post("/x", b"second"))
+        await until(lambda: len(seen.held) == 1)
+        exchange = seen.held[0]
+        exchange.start(200)
+        exchange.write(b"first")
+        exchange.end()
+        exchange.write(b"late")
+        exchange.write_raw(b"late")
+        exchange.respond(200, b"late")
+        exchange.end()
+        assert (await client.read()).body == b"first"
+        assert (await client.read()).body == b"second"
+        await client.close()
 
     serve(test)
 

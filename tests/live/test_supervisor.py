@@ -101,6 +101,24 @@ def test_a_killed_process_is_back_at_once_and_the_others_are_left_alone() -> Non
     assert [line for line in lines if "decode-0 ended with killed by SIGKILL" in line]
 
 
+def test_a_new_life_is_not_ready_because_the_last_one_was(tmp_path: Path) -> None:
+    script = (
+        "import signal, sys\nfile = open(sys.argv[1], 'a')\n"
+        "if file.tell() == 0: print('ready', flush=True)\n"
+        "file.write('x')\nfile.close()\nsignal.pause()\n"
+    )
+    marker = tmp_path / "lives"
+
+    async def test(supervisor: Supervisor) -> None:
+        await supervisor.wait_ready(DEADLINE_S)
+        assert supervisor.waiting_for() == []
+        os.kill(supervisor.pids()["w"], signal.SIGKILL)
+        await aio_until(lambda: len(marker.read_text()) == 2)
+        assert supervisor.waiting_for() == ["w"]
+
+    supervised([child("w", script, str(marker))], test)
+
+
 def test_a_process_that_was_ready_once_is_tried_for_ever_with_longer_waits(tmp_path: Path) -> None:
     marker = tmp_path / "lives"
     script = (

@@ -38,7 +38,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             "/admin/requests/odd": {"phases_ms": 3},
         }
         found = answers.get(self.path)
-        self._json(200 if found is not None else 404, found or {})
+        unknown = {"error": {"message": "the request has not ended yet"}}
+        self._json(404 if found is None else 200, unknown if found is None else found)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -153,6 +153,11 @@ def test_a_deployment_gives_every_process_ports_of_its_own() -> None:
     assert stages["gateway"] > max(stage for name, stage in stages.items() if name != "gateway")
 
 
+def test_ports_to_avoid_are_not_given_out() -> None:
+    [first] = free_ports(1)
+    assert first not in free_ports(3, avoid=[first])
+
+
 def test_a_taken_port_moves_unless_it_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -214,7 +219,11 @@ def test_explain_shows_phases_bytes_workers_and_why(
 
 
 @pytest.mark.parametrize(
-    ("request_id", "reason"), [("nobody", "knows no request nobody"), ("odd", "no ledger")]
+    ("request_id", "reason"),
+    [
+        ("nobody", "has no ledger of nobody: the request has not ended yet"),
+        ("odd", "something else than a ledger"),
+    ],
 )
 def test_explain_fails_in_one_line(
     capsys: pytest.CaptureFixture[str], fake_port: int, request_id: str, reason: str

@@ -18,6 +18,7 @@ from tests.unit.transport_support import Side, two_sides, wait_until
 from twofold.transport import wire
 from twofold.transport.checksum import checksums, combined
 from twofold.transport.segment import TcpSegment, format_segment, parse_segment
+from twofold.transport.tcp import TcpTransport
 from twofold.transport.wire import Range
 
 EPOCH = bytes(range(1, 17))
@@ -56,7 +57,9 @@ def port_of(side: Side) -> int:
         head(wire.MAX_RANGES + 1),
     ],
 )
-def test_what_is_no_request_closes_that_connection_only(data: bytes) -> None:
+def test_what_is_no_request_closes_that_connection_only(
+    data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     with two_sides("tcp") as (peer, own), connect(peer) as good, connect(peer) as bad:
         bad.sendall(data)
         with contextlib.suppress(ConnectionResetError):
@@ -65,6 +68,7 @@ def test_what_is_no_request_closes_that_connection_only(data: bytes) -> None:
         answer = receive(good, wire.ANSWER_BYTES + BLOCK)
         assert answer[wire.ANSWER_BYTES :] == peer.block(2)
         assert own.read(1, peer.segment, [(0, 0)]).ok
+    assert "data connection closed" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -270,13 +274,14 @@ def test_a_port_without_a_listener_and_a_host_that_is_a_name() -> None:
         free = socket.create_server(("127.0.0.1", 0))
         port = free.getsockname()[1]
         free.close()
-        for host, said in (("127.0.0.1", "refused"), ("no-such-host.invalid", "numeric address")):
-            segment = TcpSegment(
-                host=host, port=port, epoch=EPOCH.hex(), n_blocks=64, block_bytes=BLOCK
+        segment = format_segment(
+            TcpSegment(
+                host="127.0.0.1", port=port, epoch=EPOCH.hex(), n_blocks=64, block_bytes=BLOCK
             )
-            done = own.read(1, format_segment(segment), [(0, 0)])
-            assert not done.ok
-            assert said in done.reason.lower()
+        )
+        named = segment.replace("127.0.0.1", "localhost")
+        assert "refused" in own.read(1, segment, [(0, 0)]).reason
+        assert "not a numeric address" in own.read(2, named, [(0, 0)]).reason
 
 
 def test_connections_are_used_again() -> None:
@@ -296,9 +301,20 @@ def test_over_ipv6() -> None:
         assert own.read(1, peer.segment, [(0, 0)]).ok
 
 
-def test_no_streams_is_refused() -> None:
+def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(ValueError, match="streams must be at least 1"):
-        Side("tcp", streams=0)
+        TcpTransport(lambda: None, streams=0)
+    with pytest.raises(ValueError, match="advertise"):
+        TcpTransport(lambda: None, host="0.0.0.0")
+
+
+def test_peers_are_told_the_advertised_address() -> None:
+    with (
+        closing(Side("tcp", host="0.0.0.0", advertise="127.0.0.1", seed=1)) as peer,
+        closing(Side("tcp")) as own,
+    ):
+        assert parse_segment(peer.segment, TcpSegment).host == "127.0.0.1"
+        assert own.read(1, peer.segment, [(0, 0)]).ok
 
 
 @given(st.binary(min_size=wire.REQUEST_BYTES, max_size=wire.REQUEST_BYTES))

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from twofold.transport.base import Completion, Transport
 from twofold.transport.memory import PoolMemory
@@ -20,11 +21,11 @@ KINDS = ["shm", "tcp"]
 
 
 def make_transport(
-    kind: str, notify: Callable[[], None] = lambda: None, **limits: int
+    kind: str, notify: Callable[[], None] = lambda: None, **limits: Any
 ) -> Transport:
     if kind == "shm":
         return ShmTransport(notify, **limits)
-    return TcpTransport(notify, timeout_s=5.0, **limits)
+    return TcpTransport(notify, **limits)
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None:
@@ -44,7 +45,7 @@ class Side:
         n_blocks: int = 64,
         block_bytes: int = 1000,
         seed: int = 0,
-        **limits: int,
+        **limits: Any,
     ) -> None:
         self.memory = PoolMemory(n_blocks, block_bytes, os.urandom(16))
         self.memory.buffer[:] = random.Random(seed).randbytes(self.memory.n_bytes)

@@ -75,7 +75,7 @@ def _ask(
     connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
     answer = connection.getresponse()
     if answer.status != 200:
-        raise AskError(f"status {answer.status}: {_error_text(answer.read())}")
+        raise AskError(f"status {answer.status}: {error_text(answer.read())}")
     first_ns: int | None = None
     pieces: list[str] = []
     for piece in _pieces(answer):
@@ -102,7 +102,7 @@ def _pieces(answer: http.client.HTTPResponse) -> Iterator[str]:
         try:
             event = json.loads(value)
             if "error" in event:
-                raise AskError(_error_text(value.encode()))
+                raise AskError(error_text(value.encode()))
             text = event["choices"][0]["delta"].get("content") if event["choices"] else None
         except (ValueError, LookupError, TypeError, AttributeError):
             raise AskError(f"an event that is no chat completion: {value.strip()[:80]}") from None
@@ -111,9 +111,9 @@ def _pieces(answer: http.client.HTTPResponse) -> Iterator[str]:
     raise AskError("the answer broke off")
 
 
-def _error_text(body: bytes) -> str:
-    """The message in an error of OpenAI's shape, or the body's beginning."""
+def error_text(body: bytes, otherwise: str = "no reason given") -> str:
+    """The message in an error of OpenAI's shape, else the body's beginning, else `otherwise`."""
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):
-        return body[:200].decode(errors="replace").strip() or "no reason given"
+        return body[:200].decode(errors="replace").strip() or otherwise

@@ -9,6 +9,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
+from twofold.cli.ask import error_text
 from twofold.cli.command import EXIT_DONE, EXIT_FAILED, CommandError, add_json, write_json
 from twofold.cli.ledger_view import Ledger, show_ledger
 
@@ -16,6 +17,7 @@ NAME: Final = "explain"
 SUMMARY: Final = "show where one request's time went and why it was routed so"
 EXAMPLE: Final = "twofold explain http://127.0.0.1:8001 req-123"
 _TIMEOUT_S: Final = 10.0
+_NOT_FOUND: Final = "is this the gateway's admin address?"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,16 +50,16 @@ def _fetch(url: str, request_id: str) -> Ledger:
     finally:
         connection.close()
     if status == 404:
-        raise CommandError(
-            f"{url}: knows no request {request_id}: it is too old, or this is not the admin URL",
-            EXIT_FAILED,
-        )
+        reason = error_text(body, _NOT_FOUND)
+        raise CommandError(f"{url}: has no ledger of {request_id}: {reason}", EXIT_FAILED)
     if status != 200:
         raise CommandError(f"{url}: answered with status {status}", EXIT_FAILED)
     try:
         return msgspec.json.decode(body, type=Ledger)
     except msgspec.DecodeError as error:
-        raise CommandError(f"{url}: answered with no ledger: {error}", EXIT_FAILED) from None
+        raise CommandError(
+            f"{url}: answered with something else than a ledger: {error}", EXIT_FAILED
+        ) from None
 
 
 def _connection(url: str) -> tuple[http.client.HTTPConnection, str]:

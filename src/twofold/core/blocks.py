@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from twofold.core.prefix import PrefixCache
+from twofold.core.prefix import Link, PrefixCache
 from twofold.types import BlockId, RequestId
 
 
@@ -155,15 +155,15 @@ class BlockPool:
     # ------------------------------------------------------------ prefix cache
 
     def remember(
-        self, block: BlockId, index: int, tokens: Sequence[int], salt: str, keys: list[bytes]
+        self, block: BlockId, index: int, tokens: Sequence[int], salt: str, links: list[Link]
     ) -> None:
         """The full block number `index` of `tokens` has been computed into `block`."""
         if self._caching:
-            self.cache.insert(block, index, tokens, salt, keys)
+            self.cache.insert(block, index, tokens, salt, links)
 
-    def lookup(self, tokens: Sequence[int], salt: str, keys: list[bytes]) -> list[BlockId]:
+    def lookup(self, tokens: Sequence[int], salt: str, links: list[Link]) -> list[BlockId]:
         """Cached blocks that `tokens` starts with (see `PrefixCache.lookup`); takes none."""
-        return self.cache.lookup(tokens, salt, keys) if self._caching else []
+        return self.cache.lookup(tokens, salt, links) if self._caching else []
 
     def drop_cache(self) -> None:
         """Forget all cached content, as after a change of weights."""

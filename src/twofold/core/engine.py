@@ -84,11 +84,14 @@ class Engine:
         """Why `request` can never or cannot now be taken, as a code; None when it can."""
         if request.n_prompt < 1:
             return "empty_prompt"
+        if request.max_tokens < 1:
+            return "no_tokens"
         if request.n_prompt + request.max_tokens > self.max_model_len:
             return "too_long"
         if request.n_blocks_at_most(self.pool.block_size) > self.pool.n_blocks:
             return "never_fits"
-        if len(self.waiting) >= self.max_waiting:
+        # All that hold no slot: also those that wait for their ids from a peer.
+        if len(self.requests) - self.n_placed >= self.max_waiting:
             return "queue_full"
         return None
 
@@ -167,7 +170,7 @@ class Engine:
 
     def _need(self, request: Request) -> tuple[int, list[BlockId]]:
         """Available blocks that placing would use up, and the cached blocks it starts with."""
-        hits = self.pool.lookup(request.tokens, request.salt, request.keys)
+        hits = self.pool.lookup(request.tokens, request.salt, request.links)
         taken = sum(1 for block in hits if not self.pool.is_idle(block))
         return request.n_blocks_known(self.pool.block_size) - taken, hits
 
@@ -178,16 +181,27 @@ class Engine:
     def _rescue(self) -> None:
         """Push younger requests out for the oldest one that has been passed over too often."""
         for request in self.waiting:
-            if not batch.may_preempt(request.bypassed):
-                continue
-            younger = [r for r in self.running if r.id > request.id]
-            gain = sum(len(r.blocks) for r in younger)
-            need, _ = self._need(request)
-            if need > self.pool.available + gain:
+            if batch.may_preempt(request.bypassed):
+                younger = [r for r in self.running if r.id > request.id]
+                if self._would_fit(request, younger):
+                    while not self._fits(self._need(request)[0]):
+                        self._preempt(younger.pop())
                 return
-            while younger and not self._fits(self._need(request)[0]):
-                self._preempt(younger.pop())
-            return
+
+    def _would_fit(self, request: Request, without: list[Request]) -> bool:
+        """Whether `request` could be placed if `without` gave their slots and blocks back."""
+        if self.n_placed - len(without) >= self.max_num_seqs:
+            return False
+        need, hits = self._need(request)
+        uses: dict[BlockId, int] = {}
+        for other in without:
+            for block in other.blocks:
+                uses[block] = uses.get(block, 0) + 1
+        for block in hits:
+            uses.pop(block, None)  # counted as taken, not as needed
+        gain = sum(1 for block, n in uses.items() if n == self.pool.references(block))
+        spare = batch.spare_blocks(len(self.running) - len(without), self.pool.n_blocks)
+        return need + spare <= self.pool.available + gain
 
     def _place_waiting(
         self, work: list[tuple[RequestId, int, int]], budget: int, now_ns: int, out: Effects
@@ -284,7 +298,7 @@ class Engine:
         size = self.pool.block_size
         for index in range(request.computed // size, n // size):
             self.pool.remember(
-                request.blocks[index], index, request.tokens, request.salt, request.keys
+                request.blocks[index], index, request.tokens, request.salt, request.links
             )
         request.computed = n
 

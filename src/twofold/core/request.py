@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from twofold.core.prefix import Key
+from twofold.core.prefix import Link
 from twofold.types import BlockId, KVHandle, RequestId, ceil_div
 
 
@@ -43,7 +43,7 @@ class Request:
         "generation",
         "hold",
         "id",
-        "keys",
+        "links",
         "max_tokens",
         "min_tokens",
         "n_bytes",
@@ -88,7 +88,7 @@ class Request:
         self.state = State.WAITING
         self.blocks: list[BlockId] = []
         self.computed = 0
-        self.keys: list[Key] = []
+        self.links: list[Link] = []
         self.n_cached = 0
         self.n_preempted = 0
         self.bypassed = 0

@@ -231,10 +231,10 @@ class Router:
         self, message: PrefillDone | DecodeStarted | LegEnded | LegFailed, out: Effects
     ) -> None:
         request = self.requests.get(message.request_id)
-        if isinstance(message, LegFailed) and message.lost and request is not None:
-            self._gone(request.prefill if message.leg == "prefill" else request.decode)
         if request is None or request.generation != message.generation:
             return
+        if isinstance(message, LegFailed) and message.lost:
+            self._gone(request.prefill if message.leg == "prefill" else request.decode)
         if isinstance(message, PrefillDone) and request.state is Leg.PREFILLING:
             self._hand_over(request, out)
         elif isinstance(message, DecodeStarted) and request.state in (Leg.HANDOFF, Leg.ONLY):

@@ -38,15 +38,18 @@ class Timers:
         self._at.pop(key, None)
 
     def due(self, now_ns: int) -> list[TimerKey]:
-        """Remove and return the keys that have run out by `now_ns`."""
+        """Remove and return the keys that have run out by `now_ns`.
+
+        Called when the driver's timer has fired. Its clock may be a hair early, so that nothing
+        is due yet: the timer is spent all the same and has to be armed again.
+        """
         keys: list[TimerKey] = []
         while self._heap and self._heap[0][0] <= now_ns:
             at, key = heappop(self._heap)
             if self._at.get(key) == at:
                 del self._at[key]
                 keys.append(key)
-        if self._armed_ns is not None and self._armed_ns <= now_ns:
-            self._armed_ns = None
+        self._armed_ns = None
         return keys
 
     def arm(self) -> int | None:

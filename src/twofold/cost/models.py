@@ -159,8 +159,11 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         return dense * self.weight_item_bytes + routed * self.expert_item_bytes
 
     @property
-    def attention_flops_per_pair(self) -> float:
-        """Operations for one query token and one key token, all heads and layers."""
+    def decode_flops_per_pair(self) -> float:
+        """Operations for one decoding token and one key token, all heads and layers.
+
+        MLA decodes in the latent space.
+        """
         if self.mla is not None:
             return (
                 2.0
@@ -169,6 +172,14 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
                 * (2 * self.mla.kv_lora_rank + self.mla.qk_rope_head_dim)
             )
         return 4.0 * self.layers * self.heads * self.head_dim
+
+    @property
+    def prefill_flops_per_pair(self) -> float:
+        """Operations for one prompt token and one key token; MLA expands heads for prompts."""
+        if self.mla is not None:
+            qk = self.mla.qk_nope_head_dim + self.mla.qk_rope_head_dim
+            return 2.0 * self.layers * self.heads * (qk + self.mla.v_head_dim)
+        return self.decode_flops_per_pair
 
     def attention_tokens(self, context: float) -> float:
         """Tokens of context that a token meets, averaged over layers with and without a window."""

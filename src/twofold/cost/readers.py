@@ -25,6 +25,7 @@ from twofold.cost.profile import (
 
 _AICONFIGURATOR: Final = ("kind", "batch", "new_tokens_per_seq", "cached_prefix", "ctx_len")
 _SPLITWISE: Final = ("model", "hardware", "prompt_size", "batch_size", "token_time")
+_SPLITWISE_LONGEST_PROMPT: Final = 8192
 _DYNAMO_DECODE: Final = ("context_len", "itl_ms", "concurrency")
 _DYNAMO_PREFILL: Final = ("isl", "ttft_ms")
 
@@ -153,10 +154,12 @@ def read_distserve(path: str | Path, select: str = "") -> Profile:
 def read_splitwise(path: str | Path, select: str = "", *, as_published: bool = False) -> Profile:
     """Splitwise's table for one model, hardware and tensor-parallel degree.
 
-    Prefill: median time over all tokens of the step. Decode: mean time over the batch, of the rows
-    with 512-token prompts, any context. A mixed step is 1.1 times a prefill of all its tokens.
-    `as_published`: decode looks times up as splitwise-sim does, by prompt size x batch where the
-    number of sequences is meant, and so below its first measured point.
+    Prefill: median time over the step's tokens, of single prompts as far as they go (8,192) and
+    of batches of 512-token prompts beyond. Decode: mean time over the batch, of the rows with
+    512-token prompts, any context. A mixed step is 1.1 times a prefill of all its tokens.
+    `as_published` looks times up as splitwise-sim does: medians over prompt size x batch for both,
+    single prompts and batches together, so that decode, which asks with the number of sequences,
+    is answered from below the first measured point.
     """
     path = Path(path)
     rows = list(_table(path, _SPLITWISE))
@@ -172,7 +175,8 @@ def read_splitwise(path: str | Path, select: str = "", *, as_published: bool = F
             continue
         value = _Fields(path, line, row)
         size, batch = value.whole("prompt_size"), value.whole("batch_size")
-        prompt.setdefault(size * batch, []).append(value.number("prompt_time"))
+        if as_published or batch == 1 or size * batch > _SPLITWISE_LONGEST_PROMPT:
+            prompt.setdefault(size * batch, []).append(value.number("prompt_time"))
         if as_published:
             token.setdefault(size * batch, []).append(value.number("token_time"))
         elif size == 512:

@@ -86,7 +86,7 @@ class RooflineStep(DecodeRuns):
         each = context / batch
         model = self._model
         pairs = model.attention_tokens(each) * batch
-        flops = model.attention_flops_per_pair * pairs * self._pair_flops_ns
+        flops = model.decode_flops_per_pair * pairs * self._pair_flops_ns
         return max(
             flops, model.kv_read_bytes(each, self._tp, self._kv_item) * batch * self._byte_ns
         )
@@ -109,7 +109,7 @@ class RooflineStep(DecodeRuns):
         if model.sliding_window:
             pairs = sum(model.windowed_pairs(tokens, before) for tokens, before in prefill)
             pairs /= model.layers
-        flops = model.attention_flops_per_pair * pairs * self._pair_flops_ns
+        flops = model.prefill_flops_per_pair * pairs * self._pair_flops_ns
         # Each chunk reads the keys and values before it once more.
         read = sum(model.kv_read_bytes(b + n, self._tp, self._kv_item) for n, b in prefill)
         ns += max(flops, read * self._byte_ns)

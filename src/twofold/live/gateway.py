@@ -292,8 +292,11 @@ class Gateway:
             self._first_byte(session)
 
         def end() -> None:
-            session.end_stream()
-            self._tell_router(LegEnded(number, generation))
+            if session.end_stream():
+                self._tell_router(LegEnded(number, generation))
+            else:
+                reason = f"{worker}: the stream ended without [DONE]"
+                self._tell_router(LegFailed(number, generation, "decode", 0, reason))
 
         def broken(reason: str, reached: bool) -> None:
             self._leg_lost(session, generation, "decode", worker, reason)

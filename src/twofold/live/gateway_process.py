@@ -58,7 +58,7 @@ async def _serve(settings: GatewaySettings) -> int:
             await public.close(0)
             return 2
     await gateway.start()
-    log.info("listening at http://%s:%d", settings.host, public.port)
+    log.info("ready at http://%s:%d", settings.host, public.port)
     log.info("admin at http://%s:%d", settings.admin_host, admin.port)
     await stop[0].wait()
     log.info("stopping: %d requests under way", len(gateway.sessions))

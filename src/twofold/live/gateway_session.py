@@ -16,6 +16,8 @@ from twofold.metrics.ledger import Leg as LegTime
 from twofold.types import ns_to_ms
 
 _KEPT_HEADERS: Final = ("retry-after", "www-authenticate")
+_DONE: Final = b"data: [DONE]"
+_TAIL_BYTES: Final = 64
 TRANSFERRED: Final = "x-twofold-transferred"
 
 
@@ -63,6 +65,7 @@ class Session:
         self.transferred_bytes = 0
         self.ledger: Ledger | None = None
         self.ttft_ns = 0
+        self._tail = b""
         self._first_sent_ns = 0
         self._sent_ns = 0
         self._legs: list[LegTime] = []
@@ -108,6 +111,7 @@ class Session:
     def pass_on(self, data: bytes) -> None:
         """Send bytes of a stream as they came."""
         self.n_events += data.count(b"data: ")
+        self._tail = data[-_TAIL_BYTES:] if len(data) >= _TAIL_BYTES else self._joined(data)
         exchange = self.exchange
         if exchange.chunked:
             exchange.write_raw(data)
@@ -116,12 +120,16 @@ class Session:
         if exchange.paused and self.leg is not None:
             self.leg.pause()
 
-    def end_stream(self) -> None:
-        """The stream's last byte has been passed on."""
+    def _joined(self, data: bytes) -> bytes:
+        return (self._tail + data)[-_TAIL_BYTES:]
+
+    def end_stream(self) -> bool:
+        """The stream's last byte has been passed on. Whether it said that it is complete."""
         if self.exchange.chunked:
             self.exchange.end_raw()
         else:
             self.exchange.end()
+        return _DONE in self._tail
 
     def send_whole(self, head: Head, body: bytes, now_ns: int) -> None:
         """Send an answer that is not streamed."""
@@ -153,6 +161,8 @@ class Session:
             self.send_error(status, code, reason, 0)
             return
         self.status = status
+        if exchange.finished:
+            return  # the worker has said so itself
         if leg is None or not leg.between_chunks:
             exchange.abort()  # inside a chunk nothing can be said any more
             return

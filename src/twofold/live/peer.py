@@ -16,7 +16,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable
-from typing import Annotated, Final
+from typing import Annotated, Final, cast
 
 import msgspec
 
@@ -212,10 +212,9 @@ class PeerLinks:
         return link
 
     async def _dial(self, link: _Link, host: str, port: int) -> None:
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self.connect_timeout_s):
-                await loop.create_connection(lambda: link, host, port)
+                await asyncio.get_running_loop().create_connection(lambda: link, host, port)
                 await link.ready
         except TimeoutError:
             self.lose(link, f"no answer from {host}:{port} in {self.connect_timeout_s:g} s")
@@ -297,8 +296,8 @@ class _Link(asyncio.Protocol):
     # ------------------------------------------------------------------ called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not checked: uvloop's transports are none of asyncio's classes.
+        self._transport = cast(asyncio.Transport, transport)
         if self._cut or not self._links.opened(self):
             self.cut()
             return
@@ -306,10 +305,8 @@ class _Link(asyncio.Protocol):
         if self.outbound:
             self._write_hello()
         else:
-            loop = asyncio.get_running_loop()
-            self._hello_timer = loop.call_later(
-                self._links.connect_timeout_s, self._refuse, "no hello came"
-            )
+            later = asyncio.get_running_loop().call_later
+            self._hello_timer = later(self._links.connect_timeout_s, self._refuse, "no hello came")
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data

@@ -54,9 +54,7 @@ class Contents:
         """One number per block over all of its slots."""
         return tuple(chain(self._slots[block])[-1] for block in blocks)
 
-    def copy(
-        self, source: Contents, pairs: Sequence[tuple[BlockId, BlockId]]
-    ) -> tuple[int, ...]:
+    def copy(self, source: Contents, pairs: Sequence[tuple[BlockId, BlockId]]) -> tuple[int, ...]:
         """Copy whole blocks as (theirs, ours); returns the checksums of what was copied."""
         for theirs, ours in pairs:
             self._slots[ours] = list(source._slots[theirs])

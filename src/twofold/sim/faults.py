@@ -24,6 +24,7 @@ class Faults(Protocol):
         `message` is an effect or a router message. What being lost means depends on it:
         ToPeer       not delivered; further copies are duplicates
         Read         the read fails
+        CancelRead   the read goes on to its end
         RunStep      the step fails
         CancelLeg, ReleaseHeld   not delivered
         any other    a message of a leg: its connection breaks, and both ends see that

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
 from twofold.sim.events import Events, Kind
-from twofold.sim.transfer import Transfer
 from twofold.types import NS_PER_S, ceil_div
+
+
+class Transfer:
+    """`n_bytes` to move; `finish` is called once they are over."""
+
+    __slots__ = ("finish", "n_bytes")
+
+    def __init__(self, n_bytes: int, finish: Callable[[], None]) -> None:
+        self.n_bytes = n_bytes
+        self.finish = finish
 
 
 class FairLink:

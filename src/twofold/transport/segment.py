@@ -5,6 +5,7 @@ It comes from another process, so it is parsed strictly and its sizes are bounde
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Annotated, Final, TypeVar
 
 import msgspec
@@ -43,6 +44,12 @@ class TcpSegment(msgspec.Struct, frozen=True, kw_only=True, tag="tcp", forbid_un
     epoch: _Epoch
     n_blocks: _Blocks
     block_bytes: _BlockBytes
+
+    def __post_init__(self) -> None:
+        try:
+            ipaddress.ip_address(self.host)
+        except ValueError:
+            raise ValueError(f"{self.host!r} is not a numeric address") from None
 
 
 _S = TypeVar("_S", ShmSegment, TcpSegment)

@@ -57,7 +57,8 @@ class TcpTransport:
     another, that peers are told; `port` 0 takes a free one. `streams` connections share one
     read. A peer that sends nothing for `timeout_s` fails the read. `max_transfers` bounds the
     reads in flight, `max_connections` the peers' connections to the data port; `checksums` False
-    leaves out the checksums of frames and completions.
+    leaves out the checksums of frames and completions. Raises ValueError for no streams, and
+    for a `host` that stands for every address when there is none to advertise.
     """
 
     def __init__(
@@ -75,6 +76,8 @@ class TcpTransport:
     ) -> None:
         if streams < 1:
             raise ValueError(f"streams must be at least 1, not {streams}")
+        if host in ("", "0.0.0.0", "::") and not advertise:
+            raise ValueError("a data port on every address needs one to advertise to peers")
         self._ledger = Ledger(notify, max_transfers)
         self._host = host
         self._port = port

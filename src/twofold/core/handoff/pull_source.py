@@ -2,8 +2,9 @@
 
     message     held, right generation               otherwise
     Claim       Grant (once checksums are known)     Refusal: unknown, stale, taken, or the layout
-    Heartbeat   lease renewed                        Closed(valid=False)
-    Done        blocks freed, Closed(valid=True)     Closed as answered before, or valid=False
+    Heartbeat   lease renewed                        Closed as answered before, or valid=False
+    Done(ok)    blocks freed, Closed(valid=True)     Closed as answered before, or valid=False
+    Done(no)    blocks freed, Closed(valid=False)    the same; also before any Claim has come
     Release     blocks freed                         ignored
     PeerLost    lease cut to `lost_grace_ns`         ignored
     timer       lease over: blocks freed             -
@@ -174,15 +175,18 @@ class PullSource:
             if held is not None and (held.hold.generation, held.hold.peer) == (generation, peer):
                 self._renew(held, now_ns)
             else:
-                out.append(ToPeer(peer, Closed(request_id, generation, valid=False)))
+                out.append(self._close(peer, (request_id, generation)))
         return out
 
     def _done(self, peer: str, message: Done) -> Effects:
         key = (message.request_id, message.generation)
         held = self._held.get(message.request_id)
-        if held is not None and (held.hold.generation, held.hold.peer) == (
-            message.generation,
-            peer,
+        # One that gives up may never have claimed: it refused the request, or its claim was lost.
+        owners = (peer,) if message.ok else (peer, "")
+        if (
+            held is not None
+            and held.hold.generation == message.generation
+            and held.hold.peer in owners
         ):
             if message.ok:
                 self.counts.received += 1
@@ -192,7 +196,10 @@ class PullSource:
             self._closed[key] = message.ok
             if len(self._closed) > self._remembered:
                 self._closed.popitem(last=False)
-        return [ToPeer(peer, Closed(*key, valid=self._closed.get(key, False)))]
+        return [self._close(peer, key)]
+
+    def _close(self, peer: str, key: tuple[RequestId, int]) -> ToPeer:
+        return ToPeer(peer, Closed(*key, valid=self._closed.get(key, False)))
 
     def release(self, message: Release) -> None:
         """The gateway knows that nobody will come for this one."""

@@ -1,0 +1,84 @@
+"""Checks of a simulated run, after every event and at the end. For tests and for search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from twofold.core.router import Router
+from twofold.core.worker import WorkerCore
+from twofold.messages import Arrive, Ended, Submit, Terminal
+from twofold.sim.observer import Core, Effects, Message
+
+
+class Audit:
+    """An observer that raises AssertionError as soon as an invariant is broken.
+
+    After every message: a worker's blocks, holds and slots add up; no request ends twice, or
+    without having begun. At the end (`finish`): every request has ended, at the gateway and on
+    every worker that lives and was sent it, and every block and every slot is back.
+    """
+
+    def __init__(self) -> None:
+        self.n_handled = 0
+        self.n_ended = 0
+        self._cores: dict[str, Core] = {}
+        self._open: dict[str, dict[int, None]] = {}
+
+    def born(self, name: str, core: Core, settings: Mapping[str, Any]) -> None:
+        """See `Observer`."""
+        self._cores[name] = core
+        self._open[name] = {}
+
+    def died(self, name: str) -> None:
+        """See `Observer`. Nothing is asked of the dead."""
+        del self._cores[name]
+        del self._open[name]
+
+    def handled(
+        self, name: str, core: Core, now_ns: int, message: Message, effects: Effects
+    ) -> None:
+        """See `Observer`."""
+        self.n_handled += 1
+        begun = self._open[name]
+        if isinstance(message, Submit | Arrive):
+            begun[message.request_id] = None
+        for effect in effects:
+            if isinstance(effect, Ended | Terminal):
+                assert effect.request_id in begun, (
+                    f"{name} at {now_ns} ns: request {effect.request_id} ended twice, or never "
+                    f"began: {effect}"
+                )
+                del begun[effect.request_id]
+                self.n_ended += 1
+        if isinstance(core, WorkerCore):
+            core.check()
+
+    def finish(self) -> None:
+        """Raise AssertionError unless everything has ended and come back."""
+        for name, begun in self._open.items():
+            assert not begun, f"{name}: requests {list(begun)} never ended"
+        for name, core in self._cores.items():
+            if isinstance(core, WorkerCore):
+                self._at_rest(name, core)
+            else:
+                self._router_at_rest(core)
+
+    @staticmethod
+    def _at_rest(name: str, core: WorkerCore) -> None:
+        engine, counts = core.engine, core.pool.counts()
+        assert not engine.requests, f"{name}: requests {list(engine.requests)} are still known"
+        assert counts.active == 0, f"{name}: {counts.active} blocks are still active"
+        assert counts.held == 0, f"{name}: {counts.held} blocks are still held"
+        assert engine.n_placed == 0, f"{name}: {engine.n_placed} slots are still taken"
+        assert core.source.counts.in_hand == 0, f"{name}: a handoff was never closed"
+
+    @staticmethod
+    def _router_at_rest(core: Router) -> None:
+        assert not core.requests, f"router: requests {list(core.requests)} are still known"
+        for name, worker in core.workers.items():
+            load = (worker.requests, worker.tokens)
+            assert load == (0, 0), f"router: {name} is still charged with {load}"
+        counts = core.counts
+        ended = counts.finished + counts.refused + counts.failed + counts.cancelled
+        assert counts.received == ended, "router: received is not the sum of the ends"

@@ -1,0 +1,135 @@
+"""A whole deployment under virtual time: one gateway, its workers and the network between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from twofold.metrics.record import RequestRecord
+from twofold.sim.events import Events, Kind
+from twofold.sim.faults import Crash, Faults
+from twofold.sim.gateway import SimGateway
+from twofold.sim.network import Network
+from twofold.sim.observer import Observer
+from twofold.sim.pools import WorkerPlan
+from twofold.sim.prompts import Prompts
+from twofold.sim.worker import SimWorker
+from twofold.trace import TraceRequest
+from twofold.types import NS_PER_S, NS_PER_US, RequestId
+
+
+class Cluster:
+    """A deployment to run once. Latencies are one way, all times in ns.
+
+    `time_left_ns` is every request's deadline, 0 for none. `gone_after_ns(request_id)` says when
+    its client closes the connection, counted from its arrival, 0 for never. `observers` see
+    every message. Nothing here depends on the wall clock, on chance or on hash order.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[WorkerPlan],
+        *,
+        leg_latency_ns: int = 100 * NS_PER_US,
+        peer_latency_ns: int = 50 * NS_PER_US,
+        read_latency_ns: int = 50 * NS_PER_US,
+        link_bytes_per_s: int = 10_000_000_000,
+        digest_ns: int = 0,
+        max_inflight: int = 1_000_000,
+        time_left_ns: int = 0,
+        probe_ns: int = NS_PER_S,
+        gone_after_ns: Callable[[RequestId], int] | None = None,
+        faults: Faults | None = None,
+        crashes: Sequence[Crash] = (),
+        observers: Sequence[Observer] = (),
+        track_contents: bool = False,
+    ) -> None:
+        self.events = Events()
+        network = Network(
+            self.events,
+            leg_latency_ns=leg_latency_ns,
+            peer_latency_ns=peer_latency_ns,
+            read_latency_ns=read_latency_ns,
+            bytes_per_s=link_bytes_per_s,
+            faults=faults,
+        )
+        self.workers = {
+            plan.name: SimWorker(
+                plan.name,
+                plan.role,
+                settings=plan.settings,
+                step=plan.step,
+                digest_ns=digest_ns,
+                events=self.events,
+                network=network,
+                observers=observers,
+                track_contents=track_contents,
+            )
+            for plan in workers
+        }
+        self.gateway = SimGateway(
+            self.workers,
+            max_inflight=max_inflight,
+            time_left_ns=time_left_ns,
+            probe_ns=probe_ns,
+            events=self.events,
+            network=network,
+            observers=observers,
+            on_record=self._keep,
+        )
+        self._notice_ns = leg_latency_ns
+        self._gone_after_ns = gone_after_ns
+        self._prompts = Prompts()
+        self._records: dict[RequestId, RequestRecord] = {}
+        for crash in crashes:
+            self.events.at(crash.at_ns, Kind.FAULT, self._crash, crash)
+
+    def run(
+        self, requests: Iterable[TraceRequest], most_events: int | None = None
+    ) -> list[RequestRecord]:
+        """Records of all `requests`, which come in order of arrival, in that order.
+
+        Raises StuckError after `most_events` events.
+        """
+        for name, worker in self.workers.items():
+            worker.start()
+            self.gateway.see(name)
+        self._next(iter(requests), 0)
+        self.events.run(most_events)
+        return [self._records[request_id] for request_id in sorted(self._records)]
+
+    def _next(self, requests: Iterator[TraceRequest], request_id: RequestId) -> None:
+        request = next(requests, None)
+        if request is not None:
+            self.events.at(
+                request.arrival_ns, Kind.ARRIVAL, self._arrive, request_id, request, requests
+            )
+
+    def _arrive(
+        self, request_id: RequestId, request: TraceRequest, requests: Iterator[TraceRequest]
+    ) -> None:
+        # One arrival is in the heap at a time, so that a long trace is read as it is needed.
+        self._next(requests, request_id + 1)
+        self.gateway.arrive(request_id, request, self._prompts.tokens(request))
+        gone_ns = self._gone_after_ns(request_id) if self._gone_after_ns is not None else 0
+        if gone_ns:
+            self.events.after(gone_ns, Kind.ARRIVAL, self.gateway.client_gone, request_id)
+
+    def _keep(self, record: RequestRecord) -> None:
+        self._records[record.request_id] = record
+
+    def _crash(self, crash: Crash) -> None:
+        worker = self.workers[crash.worker]
+        if worker.core is None:
+            return
+        worker.kill()
+        self.events.after(self._notice_ns, Kind.LEG, self._missed, crash.worker)
+        if crash.down_ns is not None:
+            self.events.after(crash.down_ns, Kind.FAULT, self._restart, crash.worker)
+
+    def _missed(self, name: str) -> None:
+        if self.workers[name].core is None:  # it may be back already
+            self.gateway.miss(name)
+
+    def _restart(self, name: str) -> None:
+        self.workers[name].start()
+        self.events.after(self._notice_ns, Kind.LEG, self.gateway.see, name)

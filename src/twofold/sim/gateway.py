@@ -1,0 +1,225 @@
+"""The simulated gateway: a `Router`, its end of the legs, and the record of every request."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from twofold.core.router import Router
+from twofold.messages import (
+    Arrive,
+    CancelLeg,
+    ClientGone,
+    DecodeStarted,
+    LegFailed,
+    ReleaseHeld,
+    RouterEffect,
+    RouterMessage,
+    SendDecode,
+    SendPrefill,
+    Terminal,
+    Wake,
+    WakeAt,
+    WorkerGone,
+    WorkerSeen,
+)
+from twofold.metrics import ledger
+from twofold.metrics.record import RequestRecord
+from twofold.sim.events import Events, Kind
+from twofold.sim.leg import Leg
+from twofold.sim.network import Network
+from twofold.sim.observer import Observer
+from twofold.sim.worker import SimWorker
+from twofold.trace import TraceRequest
+from twofold.types import RequestId
+
+
+class _Flight:
+    """A request between its arrival and its end. Its prompt is let go once it is sent."""
+
+    __slots__ = ("deadline_ns", "decode", "phases_ns", "prefill", "prompt", "request")
+
+    def __init__(self, request: TraceRequest, prompt: tuple[int, ...], deadline_ns: int) -> None:
+        self.request = request
+        self.prompt = prompt
+        self.deadline_ns = deadline_ns
+        self.prefill: Leg | None = None
+        self.decode: Leg | None = None
+        self.phases_ns: dict[str, int] = {}
+
+
+class SimGateway:
+    """One gateway. A worker found dead is asked again `probe_ns` later."""
+
+    def __init__(
+        self,
+        workers: Mapping[str, SimWorker],
+        *,
+        max_inflight: int,
+        time_left_ns: int,
+        probe_ns: int,
+        events: Events,
+        network: Network,
+        observers: Sequence[Observer],
+        on_record: Callable[[RequestRecord], None],
+    ) -> None:
+        self._workers = workers
+        self._time_left_ns = time_left_ns
+        self._probe_ns = probe_ns
+        self._events = events
+        self._network = network
+        self._observers = observers
+        self._on_record = on_record
+        self._flights: dict[RequestId, _Flight] = {}
+        self._wakes = 0
+        settings: dict[str, Any] = {"max_inflight": max_inflight}
+        self.router = Router(**settings)
+        network.deliver = self._deliver
+        for observer in observers:
+            observer.born("router", self.router, settings)
+
+    # ------------------------------------------------------------------ workers
+
+    def see(self, name: str) -> None:
+        """`name` answers a probe, if it lives."""
+        worker = self._workers[name]
+        if worker.core is not None:
+            seen = WorkerSeen(
+                worker=name, role=worker.role, engine_id=worker.engine_id, layout=worker.layout
+            )
+            self._feed(seen)
+
+    def miss(self, name: str) -> None:
+        """`name` is known to have died."""
+        self._feed(WorkerGone(name))
+
+    # ----------------------------------------------------------------- requests
+
+    def arrive(self, request_id: RequestId, request: TraceRequest, prompt: tuple[int, ...]) -> None:
+        """A client sends `request`."""
+        deadline_ns = self._events.now_ns + self._time_left_ns if self._time_left_ns else 0
+        self._flights[request_id] = _Flight(request, prompt, deadline_ns)
+        self._feed(
+            Arrive(
+                request_id=request_id,
+                weight=request.input_tokens,
+                time_left_ns=self._time_left_ns,
+            )
+        )
+
+    def client_gone(self, request_id: RequestId) -> None:
+        """The client of `request_id` closes its connection, if it is still open."""
+        if request_id in self._flights:
+            self._feed(ClientGone(request_id))
+
+    def _deliver(self, leg: Leg, message: RouterMessage) -> None:
+        flight = self._flights.get(leg.request_id)
+        if flight is not None and isinstance(message, DecodeStarted):
+            legs = [sent for sent in (flight.prefill, flight.decode) if sent is not None]
+            flight.phases_ns = self._phases(flight, legs)
+        self._feed(message)
+        if isinstance(message, LegFailed) and message.lost:
+            self._events.after(self._probe_ns, Kind.LEG, self.see, leg.worker)
+
+    def _phases(self, flight: _Flight, legs: Sequence[Leg]) -> dict[str, int]:
+        now_ns = self._events.now_ns
+        ends = [leg.sent_ns for leg in legs[1:]] + [now_ns]
+        balanced = ledger.balance(
+            now_ns - flight.request.arrival_ns,
+            legs[0].sent_ns - flight.request.arrival_ns,
+            [
+                ledger.Leg(elapsed_ns=end_ns - leg.sent_ns, phases_ns=leg.phases_ns())
+                for leg, end_ns in zip(legs, ends, strict=True)
+            ],
+        )
+        return balanced.as_ns()
+
+    # ------------------------------------------------------------------- router
+
+    def _feed(self, message: RouterMessage) -> None:
+        now_ns = self._events.now_ns
+        effects = self.router.handle(message, now_ns)
+        for observer in self._observers:
+            observer.handled("router", self.router, now_ns, message, effects)
+        for effect in effects:
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: RouterEffect) -> None:
+        if isinstance(effect, SendPrefill):
+            self._send(effect, self._leg(effect, remote=False))
+        elif isinstance(effect, SendDecode):
+            self._send(effect, self._leg(effect, remote=effect.remote))
+        elif isinstance(effect, CancelLeg | ReleaseHeld):
+            self._cancel(effect)
+        elif isinstance(effect, Terminal):
+            self._terminal(effect)
+        elif isinstance(effect, WakeAt):
+            self._wakes += 1
+            at_ns = max(effect.at_ns, self._events.now_ns)
+            self._events.at(at_ns, Kind.WAKE, self._wake, self._wakes)
+
+    def _wake(self, number: int) -> None:
+        if number == self._wakes:
+            self._feed(Wake())
+
+    def _leg(self, effect: SendPrefill | SendDecode, *, remote: bool) -> Leg:
+        return Leg(
+            effect.request_id,
+            effect.generation,
+            "prefill" if isinstance(effect, SendPrefill) else "decode",
+            effect.worker,
+            remote=remote,
+            now_ns=self._events.now_ns,
+        )
+
+    def _send(self, effect: SendPrefill | SendDecode, leg: Leg) -> None:
+        flight = self._flights[effect.request_id]
+        prompt = flight.prompt
+        if leg.kind == "prefill":
+            flight.prefill = leg
+        else:
+            flight.decode = leg
+        if leg.remote:
+            assert flight.prefill is not None, "a decode leg without a prefill leg"
+            leg.handle = flight.prefill.handle
+            flight.prompt = prompt = ()
+        worker = self._workers[leg.worker]
+        most = flight.request.output_tokens
+        self._network.down(leg, effect, worker.submit, leg, prompt, most, flight.deadline_ns)
+
+    def _cancel(self, effect: CancelLeg | ReleaseHeld) -> None:
+        flight = self._flights[effect.request_id]
+        of_prefill = isinstance(effect, ReleaseHeld) or effect.leg == "prefill"
+        leg = flight.prefill if of_prefill else flight.decode
+        assert leg is not None, f"{effect} names a leg that was never sent"
+        self._network.notice(leg, effect, self._workers[leg.worker].cancel, leg)
+
+    def _terminal(self, effect: Terminal) -> None:
+        flight = self._flights.pop(effect.request_id)
+        request, decode = flight.request, flight.decode
+        times: Sequence[int] = ()
+        if decode is not None and flight.phases_ns:
+            # Tokens are noted as they are sent: those still under way did not reach the client.
+            reached = bisect_right(decode.token_times_ns, self._events.now_ns)
+            times = decode.token_times_ns[:reached]
+        ended = decode.ended if decode is not None else None
+        self._on_record(
+            RequestRecord(
+                request_id=effect.request_id,
+                klass=request.klass,
+                arrival_ns=request.arrival_ns,
+                end_ns=self._events.now_ns,
+                input_tokens=request.input_tokens,
+                output_tokens=request.output_tokens,
+                outcome=effect.outcome,
+                reason=effect.reason,
+                token_times_ns=times,
+                phases_ns=flight.phases_ns,
+                prefill=flight.prefill.worker if flight.prefill is not None else "",
+                decode=decode.worker if decode is not None else "",
+                n_cached=ended.n_cached if ended is not None else 0,
+                n_preempted=ended.n_preempted if ended is not None else 0,
+                n_bytes=decode.phases.n_bytes if decode is not None else 0,
+            )
+        )

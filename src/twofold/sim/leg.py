@@ -1,0 +1,83 @@
+"""One leg of one request, as a connection that both its ends know."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Literal
+
+from twofold.messages import Ended, Phases
+from twofold.types import KVHandle, RequestId
+
+
+class Leg:
+    """Gateway and worker each fill in what they know; the other reads what has reached it.
+
+    `worker_id` is the worker's own id of the request, -1 until it has it. Messages of one leg
+    stay in order: none arrives before `up_ns` or `down_ns`, when the last one did.
+    """
+
+    __slots__ = (
+        "cut",
+        "down_ns",
+        "ended",
+        "engine_id",
+        "generation",
+        "handle",
+        "kind",
+        "phases",
+        "received_ns",
+        "remote",
+        "request_id",
+        "sent_ns",
+        "token_times_ns",
+        "up_ns",
+        "worker",
+        "worker_id",
+        "worker_ns",
+    )
+
+    def __init__(
+        self,
+        request_id: RequestId,
+        generation: int,
+        kind: Literal["prefill", "decode"],
+        worker: str,
+        *,
+        remote: bool,
+        now_ns: int,
+    ) -> None:
+        self.request_id = request_id
+        self.generation = generation
+        self.kind = kind
+        self.worker = worker
+        self.remote = remote
+        self.sent_ns = now_ns
+        self.up_ns = now_ns
+        self.down_ns = now_ns
+        self.cut = False
+        # The worker's end.
+        self.engine_id = ""
+        self.worker_id = -1
+        self.received_ns = -1
+        self.worker_ns = 0  # from receiving to the first token
+        self.phases = Phases()
+        self.handle: KVHandle | None = None
+        self.ended: Ended | None = None
+        self.token_times_ns = array("q")  # when they reach the gateway
+
+    def phases_ns(self) -> dict[str, int]:
+        """What the worker says of its time, by the ledger's names."""
+        said = self.phases
+        if self.kind == "decode" and self.remote:
+            return {
+                "handoff_wait": said.handoff_wait_ns,
+                "transfer": said.transfer_ns,
+                "decode_queue": said.queue_ns,
+                "first_step": said.compute_ns,
+                "total": self.worker_ns,
+            }
+        return {
+            "prefill_queue": said.queue_ns,
+            "prefill": said.compute_ns,
+            "total": self.worker_ns,
+        }

@@ -1,0 +1,276 @@
+"""One simulated worker: a `WorkerCore`, its device and its end of the legs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from twofold.core.worker import WorkerCore
+from twofold.cost.step import PrefillPart, StepTime
+from twofold.messages import (
+    Abort,
+    CancelRead,
+    DecodeStarted,
+    Digest,
+    Digested,
+    Ended,
+    LegEnded,
+    LegFailed,
+    PrefillDone,
+    Read,
+    Release,
+    RunStep,
+    StepDone,
+    StepFailed,
+    Submit,
+    Token,
+    ToPeer,
+    Wake,
+    WakeAt,
+    WorkerEffect,
+    WorkerMessage,
+)
+from twofold.sim.contents import Contents
+from twofold.sim.events import Events, Kind
+from twofold.sim.leg import Leg
+from twofold.sim.network import Network
+from twofold.sim.observer import Observer
+from twofold.types import KVHandle, KVLayout, RequestId
+
+_STATUS = {
+    "queue_full": 429,
+    "duplicate_handle": 409,
+    "deadline": 504,
+}
+
+
+def sampled_token(request_id: RequestId, index: int) -> int:
+    """The `index`-th token of a request's answer: the same on whichever worker, in any batch."""
+    x = (request_id + 1) * 0x9E3779B97F4A7C15 + (index + 1) * 0xBF58476D1CE4E5B9
+    return ((x ^ (x >> 29)) * 0x94D049BB133111EB >> 33) & 0x3FFFFFFF
+
+
+class SimWorker:
+    """A worker that can die and come back. Steps take what `step` says, digests `digest_ns`.
+
+    With `track_contents` every block's content is simulated too and a step that would read wrong
+    KV raises AssertionError.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        role: Literal["prefill", "decode", "mixed"],
+        *,
+        settings: Mapping[str, Any],
+        step: StepTime,
+        digest_ns: int,
+        events: Events,
+        network: Network,
+        observers: Sequence[Observer],
+        track_contents: bool,
+    ) -> None:
+        self.name = name
+        self.role = role
+        self.layout: KVLayout = settings["layout"]
+        self.engine_id = ""
+        self.contents: Contents | None = None
+        self.peers: dict[str, None] = {}
+        self.block_bytes = self.layout.block_bytes
+        self._settings = settings
+        self._step = step
+        self._digest_ns = digest_ns
+        self._events = events
+        self._network = network
+        self._observers = observers
+        self._track_contents = track_contents
+        self._lives = 0
+        self._legs: dict[RequestId, Leg] = {}
+        self._next_id = 0
+        self._wakes = 0
+        self.core: WorkerCore | None = None
+
+    # -------------------------------------------------------------------- lives
+
+    def start(self) -> None:
+        """Begin a new life, with an engine id of its own and nothing in memory."""
+        assert self.core is None, f"{self.name} is alive"
+        self.core = WorkerCore(**self._settings)
+        self.engine_id = f"{self.name}.{self._lives}"
+        self._lives += 1
+        self._next_id = 0
+        if self._track_contents:
+            self.contents = Contents(self.core.pool.n_blocks, self.core.pool.block_size)
+        self._network.join(self)
+        for observer in self._observers:
+            observer.born(self.engine_id, self.core, self._settings)
+
+    def kill(self) -> None:
+        """End this life at once: whatever was under way never answers."""
+        assert self.core is not None, f"{self.name} is dead"
+        self._network.leave(self)
+        for leg in self._legs.values():
+            self._network.break_leg(leg, "the worker died", lost=True)
+        for observer in self._observers:
+            observer.died(self.engine_id)
+        self.core = None
+        self.engine_id = ""
+        self.peers = {}
+        self._legs = {}
+
+    # --------------------------------------------------------------------- legs
+
+    def submit(self, leg: Leg, tokens: tuple[int, ...], max_tokens: int, deadline_ns: int) -> None:
+        """The gateway's request has arrived; `deadline_ns` 0 is none."""
+        if leg.cut:
+            return
+        if self.core is None:
+            self._network.break_leg(leg, "connection refused", lost=True)
+            return
+        leg.engine_id = self.engine_id
+        leg.worker_id = self._next_id
+        leg.received_ns = self._events.now_ns
+        self._next_id += 1
+        self._legs[leg.worker_id] = leg
+        hold = leg.kind == "prefill"
+        submit = Submit(
+            request_id=leg.worker_id,
+            tokens=tokens,
+            max_tokens=1 if hold else max_tokens,
+            hold=hold,
+            source=leg.handle if leg.remote else None,
+            generation=leg.generation,
+            time_left_ns=max(1, deadline_ns - self._events.now_ns) if deadline_ns else 0,
+        )
+        self.feed(self.engine_id, submit)
+
+    def hang_up(self, engine_id: str, leg: Leg) -> None:
+        """The gateway closed `leg`, or what it led to is not wanted any more."""
+        if engine_id != self.engine_id or not engine_id or leg.worker_id < 0:
+            return
+        if leg.kind == "prefill":
+            self.feed(engine_id, Release(leg.worker_id, leg.generation))
+        else:
+            self.feed(engine_id, Abort(leg.worker_id))
+
+    def cancel(self, leg: Leg) -> None:
+        """The gateway's wish to end `leg` has arrived."""
+        self.hang_up(leg.engine_id, leg)
+
+    # --------------------------------------------------------------------- core
+
+    def feed(self, engine_id: str, message: WorkerMessage) -> None:
+        """Handle `message`, unless the life it was meant for is over."""
+        core = self.core
+        if core is None or engine_id != self.engine_id:
+            return
+        effects = core.handle(message, self._events.now_ns)
+        for observer in self._observers:
+            observer.handled(engine_id, core, self._events.now_ns, message, effects)
+        for effect in effects:
+            self._carry_out(core, effect)
+
+    def _carry_out(self, core: WorkerCore, effect: WorkerEffect) -> None:
+        if isinstance(effect, Token):
+            self._token(effect)
+        elif isinstance(effect, RunStep):
+            self._run_step(core, effect)
+        elif isinstance(effect, Ended):
+            self._ended(effect)
+        elif isinstance(effect, ToPeer):
+            self._network.to_peer(self, effect)
+        elif isinstance(effect, Read):
+            self._network.read(self, effect)
+        elif isinstance(effect, CancelRead):
+            self._network.cancel_read(self, effect)
+        elif isinstance(effect, Digest):
+            self._events.after(self._digest_ns, Kind.RESULT, self._digested, self.engine_id, effect)
+        elif isinstance(effect, WakeAt):
+            self._wakes += 1
+            at_ns = max(effect.at_ns, self._events.now_ns)
+            self._events.at(at_ns, Kind.WAKE, self._wake, self.engine_id, self._wakes)
+
+    def _wake(self, engine_id: str, number: int) -> None:
+        if number == self._wakes:
+            self.feed(engine_id, Wake())
+
+    # ------------------------------------------------------------------- device
+
+    def _run_step(self, core: WorkerCore, step: RunStep) -> None:
+        prefill: list[PrefillPart] = []
+        batch = context = 0
+        for _, start, n in step.work:
+            if n == 1:
+                batch += 1
+                context += start + 1
+            else:
+                prefill.append((n, start))
+        if self.contents is not None:
+            self.contents.verify(core.engine, step)
+        ok = bool(self._network.fate(step))
+        took_ns = self._step.step_ns(prefill, batch, context)
+        self._events.after(took_ns, Kind.RESULT, self._step_done, self.engine_id, step, ok)
+
+    def _step_done(self, engine_id: str, step: RunStep, ok: bool) -> None:
+        if self.core is None or engine_id != self.engine_id:
+            return
+        if not ok:
+            self.feed(engine_id, StepFailed(step.step, "simulated"))
+            return
+        engine = self.core.engine
+        if self.contents is not None:
+            self.contents.write(engine, step)
+        tokens: list[tuple[RequestId, int]] = []
+        for request_id, start, n in step.work:
+            request = engine.row(request_id)
+            if len(request.tokens) == start + n:
+                leg = self._legs.get(request_id)
+                key = -1 if leg is None else leg.request_id  # ended in the middle of the step
+                tokens.append((request_id, sampled_token(key, start + n - request.n_prompt)))
+        self.feed(engine_id, StepDone(step.step, tuple(tokens)))
+
+    def _digested(self, engine_id: str, effect: Digest) -> None:
+        if engine_id != self.engine_id:
+            return
+        checksums = (0,) * len(effect.blocks)
+        if self.contents is not None:
+            checksums = self.contents.checksums(effect.blocks)
+        self.feed(engine_id, Digested(effect.request_id, checksums))
+
+    # ------------------------------------------------------------------ answers
+
+    def _token(self, token: Token) -> None:
+        leg = self._legs[token.request_id]
+        if token.phases is not None:
+            leg.phases = token.phases
+            leg.worker_ns = self._events.now_ns - leg.received_ns
+            if leg.kind == "decode":
+                self._network.up(leg, DecodeStarted(leg.request_id, leg.generation))
+        if leg.kind == "decode" and not leg.cut:
+            # Only the first token is an event at the gateway; the others flow by, in order.
+            leg.up_ns = max(leg.up_ns, self._events.now_ns + self._network.leg_latency_ns)
+            leg.token_times_ns.append(leg.up_ns)
+
+    def _ended(self, ended: Ended) -> None:
+        leg = self._legs.pop(ended.request_id)
+        leg.ended = ended
+        if self.contents is not None:
+            self.contents.forget(ended.request_id)
+        if ended.outcome != "finished":
+            status = _STATUS.get(ended.reason, 400 if ended.outcome == "refused" else 500)
+            self._network.up(
+                leg,
+                LegFailed(leg.request_id, leg.generation, leg.kind, status, ended.reason),
+            )
+        elif leg.kind == "prefill":
+            leg.handle = KVHandle(
+                engine_id=self.engine_id,
+                host=self.name,
+                port=0,
+                request_id=ended.request_id,
+                generation=leg.generation,
+                n_tokens=ended.n_prompt,
+            )
+            self._network.up(leg, PrefillDone(leg.request_id, leg.generation))
+        else:
+            self._network.up(leg, LegEnded(leg.request_id, leg.generation))

@@ -1,0 +1,214 @@
+"""The router under messages in any order: late, repeated, of other generations, of dead workers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tests.unit.harness import LAYOUT
+from twofold.core.router import Leg, Router
+from twofold.messages import (
+    Arrive,
+    CancelLeg,
+    ClientGone,
+    Cut,
+    DecodeStarted,
+    LegEnded,
+    LegFailed,
+    PrefillDone,
+    ReleaseHeld,
+    Reply,
+    RouterMessage,
+    SendDecode,
+    SendPrefill,
+    Terminal,
+    Wake,
+    WakeAt,
+    WorkerGone,
+    WorkerSeen,
+)
+
+WORKERS: list[tuple[str, Literal["prefill", "decode", "mixed"]]] = [
+    ("d1", "decode"),
+    ("d2", "decode"),
+    ("m", "mixed"),
+    ("p1", "prefill"),
+    ("p2", "prefill"),
+]
+OTHER = msgspec.structs.replace(LAYOUT, rope="other")
+INFLIGHT = 6
+
+picks = st.integers(0, 999)
+generations = st.sampled_from([0, 0, 0, 0, 1, -1])
+
+
+class RouterMachine(RuleBasedStateMachine):
+    """Keeps its own account of what each request was told and of what each worker was sent."""
+
+    @initialize()
+    def start(self) -> None:
+        self.router = Router(max_inflight=INFLIGHT)
+        self.now_ns = 0
+        self.wake_ns: int | None = None
+        self.n = 0
+        self.terminal: dict[int, str] = {}
+        self.answered: dict[int, str] = {}
+        self.held: dict[int, str] = {}  # prefilled, not yet with a decode worker or released
+        self.legs: dict[int, tuple[str, str]] = {}  # leg under way and its worker
+        self.began: set[int] = set()
+        for name, role in WORKERS:
+            if name != "m":
+                self.send(WorkerSeen(worker=name, role=role, engine_id=name, layout=LAYOUT))
+
+    def _pick(self, number: int) -> int:
+        """Mostly a request in flight, now and then one that has ended or never was."""
+        live = list(self.router.requests)
+        return live[number % len(live)] if live and number % 8 else number % 14
+
+    def send(self, message: RouterMessage) -> None:
+        for effect in self.router.handle(message, self.now_ns):
+            if isinstance(effect, WakeAt):
+                self.wake_ns = effect.at_ns
+                continue
+            request_id = effect.request_id
+            assert request_id not in self.terminal, "something after the end"
+            if isinstance(effect, Terminal):
+                self.terminal[request_id] = effect.outcome
+                self.legs.pop(request_id, None)
+            elif isinstance(effect, SendPrefill):
+                self._sent(request_id, "prefill", effect.worker)
+            elif isinstance(effect, SendDecode):
+                self._sent(request_id, "decode", effect.worker)
+                if effect.remote:
+                    layout = self.router.workers[effect.worker].seen.layout
+                    prefill = self.router.requests[request_id].prefill
+                    assert layout == self.router.workers[prefill].seen.layout
+            elif isinstance(effect, CancelLeg):
+                assert self.legs.pop(request_id) == (effect.leg, effect.worker)
+            elif isinstance(effect, ReleaseHeld):
+                assert self.held.pop(request_id) == effect.worker
+            else:
+                assert isinstance(effect, Reply | Cut)
+                assert request_id not in self.answered, "two answers"
+                self.answered[request_id] = type(effect).__name__
+                assert isinstance(effect, Cut) == (request_id in self.began)
+
+    def _sent(self, request_id: int, leg: str, worker: str) -> None:
+        assert self.router.workers[worker].up, "sent to a worker that is gone"
+        self.legs[request_id] = (leg, worker)
+
+    # ------------------------------------------------------------------ messages
+
+    @rule(which=st.sampled_from(WORKERS), other=st.booleans())
+    def worker_seen(
+        self, which: tuple[str, Literal["prefill", "decode", "mixed"]], other: bool
+    ) -> None:
+        layout = OTHER if other else LAYOUT
+        name, role = which
+        self.send(WorkerSeen(worker=name, role=role, engine_id=name, layout=layout))
+
+    @rule(which=st.sampled_from(WORKERS))
+    def worker_gone(self, which: tuple[str, str]) -> None:
+        self.send(WorkerGone(which[0]))
+
+    @rule(weight=st.integers(0, 50), left=st.integers(1, 200))
+    def arrive(self, weight: int, left: int) -> None:
+        if self.n < 12:
+            self.n += 1
+            self.send(Arrive(request_id=self.n, weight=weight, time_left_ns=left))
+
+    @rule(pick=picks, generation=generations)
+    def prefill_done(self, pick: int, generation: int) -> None:
+        request_id = self._pick(pick)
+        routed = self.router.requests.get(request_id)
+        if routed and generation == 0 and routed.state is Leg.PREFILLING:
+            self.held[request_id] = routed.prefill
+        self.send(PrefillDone(request_id, generation))
+
+    @rule(pick=picks, generation=generations)
+    def decode_started(self, pick: int, generation: int) -> None:
+        request_id = self._pick(pick)
+        routed = self.router.requests.get(request_id)
+        if routed and generation == 0 and routed.state in (Leg.HANDOFF, Leg.ONLY):
+            self.began.add(request_id)
+            self.held.pop(request_id, None)
+        self.send(DecodeStarted(request_id, generation))
+
+    @rule(pick=picks, generation=generations)
+    def leg_ended(self, pick: int, generation: int) -> None:
+        self.send(LegEnded(self._pick(pick), generation))
+
+    @rule(
+        pick=picks,
+        generation=generations,
+        leg=st.sampled_from(["prefill", "decode"]),
+        status=st.sampled_from([0, 400, 429, 500, 503, 504]),
+        lost=st.booleans(),
+    )
+    def leg_failed(
+        self,
+        pick: int,
+        generation: int,
+        leg: Literal["prefill", "decode"],
+        status: int,
+        lost: bool,
+    ) -> None:
+        up = {name: worker.up for name, worker in self.router.workers.items()}
+        self.send(LegFailed(self._pick(pick), generation, leg, status, "why", lost))
+        if generation != 0:
+            assert up == {name: worker.up for name, worker in self.router.workers.items()}
+
+    @rule(pick=picks)
+    def client_gone(self, pick: int) -> None:
+        self.send(ClientGone(self._pick(pick)))
+
+    @rule(by=st.integers(1, 40), early=st.booleans())
+    def advance(self, by: int, early: bool) -> None:
+        self.now_ns += by
+        if self.wake_ns is not None and (self.wake_ns <= self.now_ns or early):
+            self.wake_ns = None
+            self.send(Wake())
+
+    # ------------------------------------------------------------------ verdicts
+
+    @invariant()
+    def adds_up(self) -> None:
+        if not hasattr(self, "router"):
+            return
+        router, counts = self.router, self.router.counts
+        assert len(router.requests) <= INFLIGHT
+        ends = counts.finished + counts.refused + counts.failed + counts.cancelled
+        assert counts.received == self.n == ends + len(router.requests)
+        assert len(self.terminal) == ends
+        assert set(self.terminal).isdisjoint(router.requests)
+        assert not router.requests or self.wake_ns is not None, "a request without a deadline"
+        for name, worker in router.workers.items():
+            mine = [i for i, (_, where) in self.legs.items() if where == name]
+            assert worker.requests == len(mine)
+            assert worker.tokens == sum(router.requests[i].weight for i in mine)
+        assert set(self.held) <= set(router.requests), "KV held that nobody frees"
+        for request_id, outcome in self.terminal.items():
+            told = request_id in self.answered
+            assert told == (outcome in ("refused", "failed"))
+
+    def teardown(self) -> None:
+        if not hasattr(self, "router"):
+            return
+        for _ in range(20):
+            if self.wake_ns is None:
+                break
+            self.now_ns = max(self.now_ns, self.wake_ns)
+            self.wake_ns = None
+            self.send(Wake())
+        assert not self.router.requests
+        assert sorted(self.terminal) == list(range(1, self.n + 1))
+        for worker in self.router.workers.values():
+            assert (worker.tokens, worker.requests) == (0, 0)
+
+
+TestRouter = RouterMachine.TestCase
+TestRouter.settings = settings(max_examples=200, stateful_step_count=50)
