@@ -162,6 +162,14 @@ class Pair:
             done = ReadDone(request_id, True, "", 64 * len(sums), sums)
         self.send(self.d, done)
 
+    def go_on_reading(self, request_id: RequestId) -> None:
+        """The next block lands, or the read ends since all have."""
+        reading = self.d.reads[request_id]
+        if len(reading.landed) < len(reading.effect.pairs):
+            self.land(request_id)
+        else:
+            self.end_read(request_id)
+
     def complete_read(self, request_id: RequestId, flip: int = 0) -> None:
         """Copy what is left of a read and end it."""
         reading = self.d.reads[request_id]
@@ -194,7 +202,7 @@ class Pair:
         elif self.p.digests:
             self.digest(self.p)
         elif self.d.reads:
-            self.complete_read(next(iter(self.d.reads)))
+            self.go_on_reading(next(iter(self.d.reads)))
         elif self.p.step is not None:
             self.finish_step(self.p)
         elif self.d.step is not None:

@@ -20,7 +20,7 @@ class PairMachine(RuleBasedStateMachine):
 
     @initialize(
         p_blocks=st.integers(5, 12),
-        d_blocks=st.integers(5, 12),
+        d_blocks=st.integers(4, 8),
         seqs=st.integers(1, 4),
         caching=st.booleans(),
     )
@@ -48,6 +48,26 @@ class PairMachine(RuleBasedStateMachine):
         tokens = tuple((head + i * i) % 5 for i in range(n))
         self.pair.prefill(tokens, generation=gen % 3, salt=salt)
 
+    @rule(
+        n=lengths,
+        head=st.integers(0, 2),
+        salt=st.sampled_from(["", "", "s"]),
+        max_tokens=st.integers(1, 12),
+        events=st.integers(0, 12),
+    )
+    def whole_request(self, n: int, head: int, salt: str, max_tokens: int, events: int) -> None:
+        """A request that gets as far as its decode leg, and then `events` events further."""
+        tokens = tuple((head + i * i) % 5 for i in range(n))
+        request_id = self.pair.prefill(tokens, salt=salt)
+        while self.pair.p.step is not None:
+            self.pair.finish_step(self.pair.p)
+        for handle in [h for h in self.pair.handles if h.request_id == request_id]:
+            self.pair.handles.remove(handle)
+            self.used.append(handle)
+            self.pair.decode(handle, max_tokens=max_tokens)
+        for _ in range(events):
+            self.pair.busy()
+
     @precondition(lambda self: self.pair.handles)
     @rule(i=index, max_tokens=st.integers(1, 9), left=st.sampled_from([0, 0, 150 * MS]))
     def dispatch(self, i: int, max_tokens: int, left: int) -> None:
@@ -56,8 +76,10 @@ class PairMachine(RuleBasedStateMachine):
         self.pair.decode(handle, max_tokens=max_tokens, time_left_ns=left)
 
     @precondition(lambda self: self.used)
-    @rule(i=index, stale=st.booleans())
-    def dispatch_again(self, i: int, stale: bool) -> None:
+    @rule(i=index, stale=st.booleans(), chance=st.integers(0, 3))
+    def dispatch_again(self, i: int, stale: bool, chance: int) -> None:
+        if chance:
+            return
         handle = self.used[i % len(self.used)]
         generation = handle.generation + (1 if stale else 0)
         self.pair.decode(
@@ -72,13 +94,17 @@ class PairMachine(RuleBasedStateMachine):
         )
 
     @precondition(lambda self: self.pair.handles or self.used)
-    @rule(i=index)
-    def release(self, i: int) -> None:
+    @rule(i=index, chance=st.integers(0, 2))
+    def release(self, i: int, chance: int) -> None:
+        if chance:
+            return
         every = self.pair.handles + self.used
         self.pair.release(every[i % len(every)])
 
-    @rule(i=index, on_p=st.booleans())
-    def abort(self, i: int, on_p: bool) -> None:
+    @rule(i=index, on_p=st.booleans(), chance=st.integers(0, 2))
+    def abort(self, i: int, on_p: bool, chance: int) -> None:
+        if chance:
+            return
         worker = self.pair.p if on_p else self.pair.d
         live = [r for r in worker.submitted if r not in worker.ended]
         if live:
@@ -102,14 +128,14 @@ class PairMachine(RuleBasedStateMachine):
         net = self.pair.net
         net.insert(j % (len(net) + 1), net[i % len(net)])
 
-    @rule(which=st.sampled_from(["P", "D", "PD", "DP"]))
-    def cut(self, which: str) -> None:
-        if self.used:
+    @rule(which=st.sampled_from(["P", "D", "PD", "DP"]), chance=st.integers(0, 3))
+    def cut(self, which: str, chance: int) -> None:
+        if self.used and chance == 0:
             self.pair.cut(*("P" if end == "P" else "D" for end in which))
 
     # ------------------------------------------------------------------ devices, transfers
 
-    @rule(n=st.integers(1, 6))
+    @rule(n=st.integers(1, 25))
     def go_on(self, n: int) -> None:
         for _ in range(n):
             self.pair.busy()
@@ -120,7 +146,7 @@ class PairMachine(RuleBasedStateMachine):
         if worker.step is not None:
             self.pair.finish_step(worker)
 
-    @rule(on_p=st.booleans(), chance=st.integers(0, 2))
+    @rule(on_p=st.booleans(), chance=st.integers(0, 5))
     def fail_step(self, on_p: bool, chance: int) -> None:
         worker = self.pair.p if on_p else self.pair.d
         if worker.step is not None and chance == 0:
@@ -132,7 +158,7 @@ class PairMachine(RuleBasedStateMachine):
         self.pair.digest(self.pair.p, i % len(self.pair.p.digests))
 
     @precondition(lambda self: self.pair.d.reads)
-    @rule(i=index, flip=st.sampled_from([0, 0, 0, 1]))
+    @rule(i=index, flip=st.sampled_from([0, 0, 1]))
     def land(self, i: int, flip: int) -> None:
         request_id, reading = list(self.pair.d.reads.items())[i % len(self.pair.d.reads)]
         if len(reading.landed) < len(reading.effect.pairs):
@@ -151,7 +177,7 @@ class PairMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------ time
 
-    @rule(by_ms=st.sampled_from([1, 50, 100, 301, 401]))
+    @rule(by_ms=st.sampled_from([1, 1, 1, 20, 50, 50, 100, 301, 401]))
     def advance(self, by_ms: int) -> None:
         self.pair.advance(by_ms * MS)
 

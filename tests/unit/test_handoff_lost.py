@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.unit.harness import MS, B
@@ -127,14 +129,14 @@ def test_abort_in_every_state_gives_everything_back_on_both_sides(when: str) -> 
         while pair.net or pair.d.reads:
             pair.busy()
     request_id = pair.decode(pair.prefilled(prompt(9)), max_tokens=9)
-    reached = {
+    reached: dict[str, Callable[[], bool]] = {
         "claiming": lambda: True,
         "waiting": lambda: not pair.net,
         "loading": lambda: request_id in pair.d.reads,
         "verifying": lambda: any(isinstance(p.message, Done) for p in pair.net),
         "running": lambda: bool(pair.d.outputs[request_id]),
-    }[when]
-    while not reached():
+    }
+    while not reached[when]():
         pair.busy()
     assert pair.d.core.engine.requests[request_id].state.name == when.upper()
     pair.send(pair.d, Abort(request_id))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 import time
@@ -51,6 +52,18 @@ def test_close_leaves_arrays_usable_and_no_descriptor_once_they_are_gone() -> No
     assert array[5] == 9
     del array
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_close_takes_the_epoch_from_those_who_have_it_mapped() -> None:
+    memory = PoolMemory(2, 100, EPOCH)
+    segment = parse_segment(memory.segment, ShmSegment)
+    with (
+        open(f"/proc/{segment.pid}/fd/{segment.fd}", "rb") as file,
+        mmap.mmap(file.fileno(), HEADER_BYTES, prot=mmap.PROT_READ) as mapped,
+    ):
+        assert EPOCH in mapped[:64]
+        memory.close()
+        assert mapped[:64] == bytes(64)
 
 
 def test_populate_gives_memory_that_is_there_at_once() -> None:

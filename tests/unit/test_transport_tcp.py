@@ -60,7 +60,11 @@ def port_of(side: Side) -> int:
 def test_what_is_no_request_closes_that_connection_only(
     data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with two_sides("tcp") as (peer, own), connect(peer) as good, connect(peer) as bad:
+    with (
+        two_sides("tcp", timeout_s=60.0) as (peer, own),
+        connect(peer) as good,
+        connect(peer) as bad,
+    ):
         bad.sendall(data)
         with contextlib.suppress(ConnectionResetError):
             assert bad.recv(1) == b""

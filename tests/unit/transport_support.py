@@ -48,7 +48,10 @@ class Side:
         **limits: Any,
     ) -> None:
         self.memory = PoolMemory(n_blocks, block_bytes, os.urandom(16))
-        self.memory.buffer[:] = random.Random(seed).randbytes(self.memory.n_bytes)
+        # A tile of prime length, so that no two blocks are equal, yet quick for large pools.
+        tile = random.Random(seed).randbytes(65_521)
+        n_bytes = self.memory.n_bytes
+        self.memory.buffer[:] = (tile * (n_bytes // len(tile) + 1))[:n_bytes]
         self._notified = threading.Semaphore(0)
         self.transport = make_transport(kind, self._notified.release, **limits)
         self.segment = self.transport.register(self.memory)
@@ -80,7 +83,7 @@ class Side:
 
 
 @contextmanager
-def two_sides(kind: str, **sizes: int) -> Iterator[tuple[Side, Side]]:
+def two_sides(kind: str, **sizes: Any) -> Iterator[tuple[Side, Side]]:
     """A peer and ourselves, with different bytes."""
     peer, own = Side(kind, seed=1, **sizes), Side(kind, seed=2, **sizes)
     try:

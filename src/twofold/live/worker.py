@@ -50,6 +50,7 @@ class Worker:
         self._transport_name = engine.transport
         self._record = settings.record
         self._tokeniser = tokeniser
+        self._vocab_size = loaded.vocab_size
         self._eos = loaded.eos_token_ids or tokeniser.eos_token_ids
         self.model_name = engine.served_model_name or loaded.path.name
         self._clock = LoopClock()
@@ -94,6 +95,7 @@ class Worker:
             driver=driver,
             model=self.model_name,
             max_model_len=self.max_model_len,
+            vocab_size=self._vocab_size,
             tokeniser=self._tokeniser,
             eos_token_ids=self._eos,
             clock=self._clock,

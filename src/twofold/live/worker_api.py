@@ -42,6 +42,7 @@ class WorkerApi:
         driver: WorkerDriver,
         model: str,
         max_model_len: int,
+        vocab_size: int,
         tokeniser: Tokeniser,
         eos_token_ids: tuple[int, ...],
         clock: Times,
@@ -53,6 +54,7 @@ class WorkerApi:
         self.draining = False
         self._model = model
         self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
         self._tokeniser = tokeniser
         self._eos = eos_token_ids
         self._clock = clock
@@ -198,6 +200,9 @@ class WorkerApi:
         source: KVHandle | None,
         tokenise_ns: int,
     ) -> None:
+        # On the device one bad index would fail every request of the step.
+        self._check_ids(ids, "prompt")
+        self._check_ids(asked.stop_token_ids, "stop_token_ids")
         n_prompt = source.n_tokens if source else len(ids)
         hold = bool((asked.kv_transfer_params or {}).get("do_remote_decode"))
         max_tokens = asked.max_tokens or self._max_model_len - n_prompt
@@ -233,6 +238,15 @@ class WorkerApi:
                 * NS_PER_MS,
             )
         )
+
+    def _check_ids(self, ids: tuple[int, ...], name: str) -> None:
+        if ids and max(ids) >= self._vocab_size:
+            raise ApiError(
+                400,
+                "invalid_value",
+                f"{name}: token ids must be from 0 to {self._vocab_size - 1}, not {max(ids)}",
+                name,
+            )
 
     def _gone(self, request_id: RequestId) -> None:
         if self._generations.pop(request_id, None) is not None:

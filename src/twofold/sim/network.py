@@ -20,7 +20,7 @@ from twofold.sim.contents import Contents
 from twofold.sim.events import Events, Kind
 from twofold.sim.faults import AS_SENT, Fate, Faults
 from twofold.sim.leg import Leg
-from twofold.sim.link import FairLink, Transfer
+from twofold.sim.link import Lane
 from twofold.types import RequestId
 
 
@@ -44,16 +44,27 @@ class Node(Protocol):
 
 
 class _Reading:
-    """A read under way. `link` is None while it is set up, and again when it is over."""
+    """A read under way; on a lane as transfer `number` once it is set up."""
 
-    __slots__ = ("effect", "link", "ours", "over", "reader", "source", "theirs", "transfer")
+    __slots__ = (
+        "effect",
+        "lane",
+        "n_bytes",
+        "number",
+        "ours",
+        "over",
+        "reader",
+        "source",
+        "theirs",
+    )
 
-    def __init__(self, reader: Node, source: Node, effect: Read, transfer: Transfer) -> None:
+    def __init__(self, reader: Node, source: Node, effect: Read) -> None:
         self.reader = reader
         self.source = source
         self.effect = effect
-        self.transfer = transfer
-        self.link: FairLink | None = None
+        self.n_bytes = len(effect.pairs) * reader.block_bytes
+        self.lane: Lane | None = None
+        self.number = 0
         self.over = False
         self.ours = reader.contents
         self.theirs = source.contents  # of this life of the source, should it get another
@@ -90,7 +101,7 @@ class Network:
         self._faults = faults
         self._n_fates = 0
         self._nodes: dict[str, Node] = {}
-        self._links: dict[tuple[str, str], FairLink] = {}
+        self._lanes: dict[tuple[str, str], Lane] = {}
         self._reads: dict[tuple[str, RequestId], _Reading] = {}
         self.deliver: Callable[[Leg, RouterMessage], None] = lambda leg, message: None
 
@@ -195,9 +206,7 @@ class Network:
                 2 * self._peer_latency_ns, Kind.RESULT, reader.feed, reader.engine_id, answer
             )
             return
-        transfer = Transfer(len(effect.pairs) * reader.block_bytes, lambda: None)
-        reading = _Reading(reader, source, effect, transfer)
-        transfer.finish = lambda: self._copied(reading)
+        reading = _Reading(reader, source, effect)
         self._reads[reader.engine_id, effect.request_id] = reading
         fate = self.fate(effect)
         if not fate:
@@ -217,25 +226,26 @@ class Network:
         if reading.over:
             return
         pair = (reading.source.name, reading.reader.name)
-        link = self._links.get(pair)
-        if link is None:
-            link = self._links[pair] = FairLink(self._events, self._bytes_per_s)
-        reading.link = link
-        link.start(reading.transfer)
+        lane = self._lanes.get(pair)
+        if lane is None:
+            lane = self._lanes[pair] = Lane(self._events, self._bytes_per_s)
+        reading.lane = lane
+        reading.number = lane.start(reading.n_bytes, lambda: self._copied(reading))
 
     def _copied(self, reading: _Reading) -> None:
-        reading.link = None
+        if reading.over:  # broken off by another that ended in the same moment
+            return
+        reading.lane = None
         self._stop(reading)
-        n_bytes = reading.transfer.n_bytes
-        answer = ReadDone(reading.effect.request_id, True, "", n_bytes, reading.copy())
+        answer = ReadDone(reading.effect.request_id, True, "", reading.n_bytes, reading.copy())
         reading.reader.feed(reading.reader.engine_id, answer)
 
     def _stop(self, reading: _Reading) -> None:
         reading.over = True
         del self._reads[reading.reader.engine_id, reading.effect.request_id]
-        if reading.link is not None:
-            reading.link.stop(reading.transfer)
-            reading.link = None
+        if reading.lane is not None:
+            reading.lane.stop(reading.number)
+            reading.lane = None
 
     def _break(self, reading: _Reading, after_ns: int, reason: str) -> None:
         if not reading.over:

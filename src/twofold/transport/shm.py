@@ -57,11 +57,7 @@ class _Mapping:
         finally:
             os.close(fd)
         self.blocks: _Bytes = np.frombuffer(self._map, np.uint8, offset=HEADER_BYTES)
-        try:
-            self.check()
-        except SegmentError:
-            self.close()
-            raise
+        self.check()
 
     def check(self) -> None:
         """Raise SegmentError unless the peer lives and its pool is the one that was granted."""

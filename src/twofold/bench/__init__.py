@@ -1,0 +1,1 @@
+"""Load on any OpenAI-compatible endpoint at a trace's times, measured as the simulator measures."""

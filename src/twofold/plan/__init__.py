@@ -1,0 +1,1 @@
+"""Whether to split, and how: sizing arithmetic and the verdict."""
