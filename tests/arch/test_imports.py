@@ -85,7 +85,7 @@ def test_the_rule_catches_each_kind_of_violation() -> None:
         ("sim/a.py", "from twofold.transport import tcp", "twofold.transport"),
         ("live/a.py", "import torch", "torch"),
         ("core/a.py", "from twofold.config import EngineSettings", "twofold.config"),
-        ("messages.py", "from twofold.trace import reader", "twofold.trace"),
+        ("messages/a.py", "from twofold.trace import reader", "twofold.trace"),
         ("types.py", "from twofold.messages import Wake", "twofold.messages"),
         ("metrics/a.py", "from twofold.config import Role", "twofold.config"),
         ("transport/a.py", "from twofold.device import pool", "twofold.device"),

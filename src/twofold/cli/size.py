@@ -109,7 +109,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag.flag, metavar=flag.metavar, help=flag.text)
     parser.add_argument("--no-slo", action="store_true", help="no latency is asked for")
     parser.add_argument(
-        "--kv-dtype", choices=sorted(_KV_DTYPES), default="bf16", help="the KV cache's (default bf16)"
+        "--kv-dtype",
+        choices=sorted(_KV_DTYPES),
+        default="bf16",
+        help="the KV cache's (default bf16)",
     )
     add_json(parser)
 

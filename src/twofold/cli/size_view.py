@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from twofold.plan.rules import slots_needed
+from twofold.plan.rules import AGAINST, slots_needed
 from twofold.plan.size import GB, SizeInputs, Sizing, Verdict, link_bytes, needs
 from twofold.plan.words import (
     binary_bytes,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _GIBI: Final = 1024
 _HOLDS: Final = {True: "yes", False: "no", None: "?"}
-_AGAINST: Final = {
+_SPEAKS: Final = {
     "split": "Against a split",
     "pull": "Against pull that prepares on decode's loop",
     "push": "Against push",
@@ -118,7 +118,9 @@ def _link_share(inputs: SizeInputs, sizing: Sizing) -> tuple[str, str] | None:
 def _prefill(inputs: SizeInputs, sizing: Sizing) -> tuple[str, str] | None:
     if sizing.prefill_ms is None or inputs.prompt_tokens is None:
         return None
-    how = f"{count(inputs.prompt_tokens, 'token')} / {plain(inputs.prefill_tokens_per_s or 0)} tok/s"
+    how = (
+        f"{count(inputs.prompt_tokens, 'token')} / {plain(inputs.prefill_tokens_per_s or 0)} tok/s"
+    )
     return f"{figure(sizing.prefill_ms)} ms", how
 
 
@@ -206,8 +208,8 @@ def _verdicts(sizing: Sizing) -> Table:
 
 def _summary(verdicts: tuple[Verdict, ...]) -> str:
     text = ""
-    for against, what in _AGAINST.items():
-        rules = [v.rule for v in verdicts if v.holds and v.against == against]
+    for against, what in _SPEAKS.items():
+        rules = [v.rule for v in verdicts if v.holds and AGAINST.get(v.rule, "split") == against]
         if rules:
             text += f"{what}: {joined(rules)}. "
     if not text:

@@ -22,6 +22,10 @@ MOST_LOAD_CHANGED: Final = 0.5
 """Above this share of sequences come or gone, a choice by decode's load at arrival is stale."""
 _STEP: Final = "ms_per_token"
 Against = Literal["split", "push", "pull"]
+_STALLS: Final = "handoff preparation stalls decode"
+_CHOSEN_LATE: Final = "decode must be chosen after prefill"
+AGAINST: Final[dict[str, Against]] = {_STALLS: "pull", _CHOSEN_LATE: "push"}
+"""What a rule speaks against where it holds, by its name; any other against a split at all."""
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,12 +82,13 @@ Missing = tuple[tuple[str, ...], ...]
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """One rule, judged. `holds` is None where it cannot be; then `missing` names the facts that
-    would be needed: all of them, any of the alternatives in each.
+    """One rule, judged.
+
+    `holds` is None where it cannot be; then `missing` names the facts that would be needed: all
+    of them, any of the alternatives in each.
     """
 
     rule: str
-    against: Against
     holds: bool | None
     because: str
     missing: Missing = ()
@@ -92,11 +97,11 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 def one_gpu(facts: Facts) -> Rule:
     """Fewer GPUs than two workers take."""
     if facts.gpus is None:
-        return _unknown("one GPU", "split", (("gpus",),))
+        return _unknown("one GPU", (("gpus",),))
     have = facts.gpus // facts.tp
     because = f"{count(facts.gpus, 'GPU')} at TP {facts.tp} {_make(facts.gpus)} "
     because += f"{count(have, 'worker')}; a split needs two"
-    return Rule(rule="one GPU", against="split", holds=have < 2, because=because)
+    return Rule(rule="one GPU", holds=have < 2, because=because)
 
 
 def too_few_gpus(facts: Facts) -> Rule:
@@ -104,27 +109,27 @@ def too_few_gpus(facts: Facts) -> Rule:
     name = "too few GPUs for both pools"
     if facts.gpus is None or facts.prefill_workers is None or facts.decode_workers is None:
         needs = ("gpus", "prefill_workers", "decode_workers")
-        return _unknown(name, "split", _absent(facts, *needs))
+        return _unknown(name, _absent(facts, *needs))
     need = (facts.prefill_workers + facts.decode_workers) * facts.tp
     because = (
         f"{facts.prefill_workers} prefill and {count(facts.decode_workers, 'decode worker')} at "
         f"TP {facts.tp} take {count(need, 'GPU')}; there {_are(facts.gpus)}"
     )
-    return Rule(rule=name, against="split", holds=need > facts.gpus, because=because)
+    return Rule(rule=name, holds=need > facts.gpus, because=because)
 
 
 def one_node(facts: Facts) -> Rule:
     """All GPUs in one machine."""
     nodes = 1 if facts.gpus == 1 else facts.nodes
     if nodes is None:
-        return _unknown("one node", "split", (("nodes",),))
+        return _unknown("one node", (("nodes",),))
     because = f"{nodes} nodes"
     if nodes == 1:
         because = "both pools would share one host, and one fault would take both"
         if facts.gpus is not None:
             ratios = max(facts.gpus // facts.tp - 1, 0)
             because += f"; {count(ratios, 'ratio')} of prefill to decode to choose from"
-    return Rule(rule="one node", against="split", holds=nodes == 1, because=because)
+    return Rule(rule="one node", holds=nodes == 1, because=because)
 
 
 def no_latency_goal(facts: Facts) -> Rule:
@@ -136,11 +141,11 @@ def no_latency_goal(facts: Facts) -> Rule:
     ]
     if not goals and not facts.no_goal:
         needs = (("slo_ttft_ms", "slo_tpot_ms", "no_goal"),)
-        return _unknown("no latency goal", "split", needs)
+        return _unknown("no latency goal", needs)
     because = "the goals are " + " and ".join(goals)
     if not goals:
         because = "splitting buys steady latency, not throughput, and no latency is asked for"
-    return Rule(rule="no latency goal", against="split", holds=not goals, because=because)
+    return Rule(rule="no latency goal", holds=not goals, because=because)
 
 
 def short_prompts(facts: Facts) -> Rule:
@@ -148,11 +153,11 @@ def short_prompts(facts: Facts) -> Rule:
     takes longer. Judged on the longest prompt: long ones are what disturbs.
     """
     if not facts.prompts or (last := facts.prompts[-1]).prefill_ms is None:
-        return _unknown("short prompts", "split", (("prefill_ms",), *_absent(facts, _STEP)))
+        return _unknown("short prompts", (("prefill_ms",), *_absent(facts, _STEP)))
     handoff_ms = _handoff_ms(facts, last.transfer_ms)
     judged = _quick(facts, last.prefill_ms, handoff_ms)
     if judged is None:
-        return _unknown("short prompts", "split", _absent(facts, _STEP))
+        return _unknown("short prompts", _absent(facts, _STEP))
     holds, because = judged
     because = f"{last.label} ({count(last.tokens, 'token')}): {because}"
     first = facts.prompts[0]
@@ -160,7 +165,7 @@ def short_prompts(facts: Facts) -> Rule:
         also = _quick(facts, first.prefill_ms, _handoff_ms(facts, first.transfer_ms))
         if also is not None and also[0]:
             because += f". But {first.label}: {also[1]}; those can be prefilled on decode"
-    return Rule(rule="short prompts", against="split", holds=holds, because=because)
+    return Rule(rule="short prompts", holds=holds, because=because)
 
 
 def strong_prefix_reuse(facts: Facts) -> Rule:
@@ -169,24 +174,24 @@ def strong_prefix_reuse(facts: Facts) -> Rule:
     hit = facts.prefix_hit_share
     first = facts.prompts[0] if facts.prompts else None
     if hit == 0:
-        return Rule(rule=name, against="split", holds=False, because="no prefix is reused")
+        return Rule(rule=name, holds=False, because="no prefix is reused")
     if hit is None or first is None or first.prefill_ms is None:
         needs = _absent(facts, "prefix_hit_share")
         if first is None or first.prefill_ms is None:
             needs += (("prefill_ms",),)
-        return _unknown(name, "split", (*needs, *_absent(facts, _STEP)))
+        return _unknown(name, (*needs, *_absent(facts, _STEP)))
     left_ms, moved_ms = first.prefill_ms * (1 - hit), None
     if first.transfer_ms is not None:
         moved_ms = first.transfer_ms * (1 - hit)
     whole = _quick(facts, first.prefill_ms, _handoff_ms(facts, first.transfer_ms))
     judged = _quick(facts, left_ms, _handoff_ms(facts, moved_ms))
     if judged is None:
-        return _unknown(name, "split", _absent(facts, _STEP))
+        return _unknown(name, _absent(facts, _STEP))
     if whole is not None and whole[0]:
         because = "the whole prompt is short already; reuse is not what decides"
-        return Rule(rule=name, against="split", holds=False, because=because)
+        return Rule(rule=name, holds=False, because=because)
     because = f"{percent(1 - hit)} of the prompt is left where decode has the rest: {judged[1]}"
-    return Rule(rule=name, against="split", holds=judged[0], because=because)
+    return Rule(rule=name, holds=judged[0], because=because)
 
 
 def link_too_slow(facts: Facts) -> Rule:
@@ -204,17 +209,17 @@ def link_too_slow(facts: Facts) -> Rule:
                 f"{count(pairs, 'pair')} of workers keep{'s' * (pairs == 1)} the link busy "
                 f"{percent(busy)} of the time: transfers queue without end"
             )
-            return Rule(rule=name, against="split", holds=True, because=because)
+            return Rule(rule=name, holds=True, because=because)
     if transfer_ms is None or prefill_ms is None:
         found = (("transfer_ms", transfer_ms), ("prefill_ms", prefill_ms))
-        return _unknown(name, "split", tuple((key,) for key, value in found if value is None))
+        return _unknown(name, tuple((key,) for key, value in found if value is None))
     because = f"{figure(transfer_ms)} ms of transfer against {figure(prefill_ms)} ms of prefill"
     if holds := transfer_ms > prefill_ms:
         because += ": sent layer by layer, some still comes after the prefill"
     else:
         because += f" ({percent(transfer_ms / prefill_ms)}): hidden layer by layer; "
         because += "read after prefill, it adds to TTFT"
-    return Rule(rule=name, against="split", holds=holds, because=because)
+    return Rule(rule=name, holds=holds, because=because)
 
 
 def decode_pool_full(facts: Facts) -> Rule:
@@ -222,13 +227,13 @@ def decode_pool_full(facts: Facts) -> Rule:
     held, slots = facts.slots_held, facts.slots
     if held is None or slots is None:
         needs = ("rate_rps", "output_tokens", _STEP, "slots")
-        return _unknown("decode pool already full", "split", _absent(facts, *needs))
+        return _unknown("decode pool already full", _absent(facts, *needs))
     holds = not _fits(held, slots)
     because = f"{figure(held)} of {count(slots, 'slot')} held, {percent(held / slots)}, "
     because += f"{'over' if holds else 'within'} the {percent(MOST_SLOTS_USED)} rule"
     if holds:
         because += f": {count(slots_needed(held), 'slot')} would do, at a cost in KV memory"
-    return Rule(rule="decode pool already full", against="split", holds=holds, because=because)
+    return Rule(rule="decode pool already full", holds=holds, because=because)
 
 
 def low_concurrency(facts: Facts) -> Rule:
@@ -238,29 +243,29 @@ def low_concurrency(facts: Facts) -> Rule:
         workers = 1
     if held is None or not workers:
         needs = _absent(facts, "rate_rps", "output_tokens", _STEP)
-        return _unknown("low concurrency", "split", (*needs, *((("gpus",),) * (not workers))))
+        return _unknown("low concurrency", (*needs, *((("gpus",),) * (not workers))))
     each = held / workers
     because = (
         f"{figure(held)} sequences in decode over {count(workers, 'unsplit worker')}: "
         f"{percent(math.exp(-each))} of prefills would meet none"
     )
-    return Rule(rule="low concurrency", against="split", holds=each < 1, because=because)
+    return Rule(rule="low concurrency", holds=each < 1, because=because)
 
 
 def handoff_stalls_decode(facts: Facts) -> Rule:
     """Preparing handoffs on decode's loop, as pull does, costs a goal or the slots' headroom."""
-    name = "handoff preparation stalls decode"
+    name = _STALLS
     if facts.prepare_ms == 0:
-        return Rule(rule=name, against="pull", holds=False, because="nothing runs on the loop")
+        return Rule(rule=name, holds=False, because="nothing runs on the loop")
     if facts.rate_rps is None or facts.prepare_ms is None:
-        return _unknown(name, "pull", _absent(facts, "rate_rps", "prepare_ms"))
+        return _unknown(name, _absent(facts, "rate_rps", "prepare_ms"))
     workers = facts.decode_workers or 1
     lost = sizing.loop_time_lost(facts.rate_rps / workers, facts.prepare_ms)
     because = f"{percent(lost)} of the loop is lost on {count(workers, 'decode worker')}"
     because += " each" * (workers > 1)
     if lost >= 1:
         because += ": it cannot keep up"
-        return Rule(rule=name, against="pull", holds=True, because=because)
+        return Rule(rule=name, holds=True, because=because)
     breaks: list[bool] = []
     if facts.ms_per_token is not None:
         slower_ms = facts.ms_per_token / (1 - lost)
@@ -277,23 +282,23 @@ def handoff_stalls_decode(facts: Facts) -> Rule:
     if not breaks:
         either = ("slots" if slots is None else "output_tokens", "slo_tpot_ms")
         needs = (either,) if facts.slo_tpot_ms is None else ()
-        return _unknown(name, "pull", (*_absent(facts, _STEP), *needs))
-    return Rule(rule=name, against="pull", holds=any(breaks), because=because)
+        return _unknown(name, (*_absent(facts, _STEP), *needs))
+    return Rule(rule=name, holds=any(breaks), because=because)
 
 
 def decode_chosen_late(facts: Facts) -> Rule:
     """Decode's load changes so much during a prefill that decode must be chosen after it, which
     push, that reserves on arrival, cannot do.
     """
-    name = "decode must be chosen after prefill"
+    name = _CHOSEN_LATE
     if facts.decode_workers == 1:
         because = "1 decode worker: nothing to choose"
-        return Rule(rule=name, against="push", holds=False, because=because)
+        return Rule(rule=name, holds=False, because=because)
     prefill_ms = facts.prompts[0].prefill_ms if facts.prompts else None
     output, step = facts.output_tokens, facts.ms_per_token
     if facts.decode_workers is None or prefill_ms is None or output is None or step is None:
         needs = _absent(facts, "decode_workers", "output_tokens", _STEP)
-        return _unknown(name, "push", (*needs, *((("prefill_ms",),) * (prefill_ms is None))))
+        return _unknown(name, (*needs, *((("prefill_ms",),) * (prefill_ms is None))))
     stay_ms = output * step
     changed = min(prefill_ms / stay_ms, 1.0)
     because = (
@@ -301,7 +306,7 @@ def decode_chosen_late(facts: Facts) -> Rule:
         f"{percent(changed)} of decode's sequences change meanwhile"
     )
     holds = changed > MOST_LOAD_CHANGED
-    return Rule(rule=name, against="push", holds=holds, because=because)
+    return Rule(rule=name, holds=holds, because=because)
 
 
 RULES: Final[tuple[Callable[[Facts], Rule], ...]] = (
@@ -366,10 +371,10 @@ def _absent(facts: Facts, *names: str) -> Missing:
     return tuple((name,) for name in names if getattr(facts, name) is None)
 
 
-def _unknown(rule: str, against: Against, missing: Missing) -> Rule:
+def _unknown(rule: str, missing: Missing) -> Rule:
     words = ", ".join(" or ".join(either) for either in missing)
     because = f"cannot be judged without {words}"
-    return Rule(rule=rule, against=against, holds=None, because=because, missing=missing)
+    return Rule(rule=rule, holds=None, because=because, missing=missing)
 
 
 def _make(number: int) -> str:

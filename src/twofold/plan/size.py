@@ -191,8 +191,12 @@ def find_model(name: str) -> ModelShape:
     wanted = name.rstrip("/").rpartition("/")[2].lower()
     near = [known[key] for key in difflib.get_close_matches(wanted, known, n=3)]
     if near:
-        raise CostError(f"{name}: not a known model or a folder; did you mean {joined(near, 'or')}?")
-    raise CostError(f"{name}: not a known model or a folder; known are {joined(sorted(known_models()))}")
+        raise CostError(
+            f"{name}: not a known model or a folder; did you mean {joined(near, 'or')}?"
+        )
+    raise CostError(
+        f"{name}: not a known model or a folder; known are {joined(sorted(known_models()))}"
+    )
 
 
 def needs(inputs: SizeInputs, missing: Missing) -> str:

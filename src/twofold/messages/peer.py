@@ -1,0 +1,70 @@
+"""Handoff messages between workers: decode asks, prefill answers."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from twofold.messages.base import Plain
+from twofold.types import BlockId, KVLayout, RequestId
+
+
+class Claim(Plain, frozen=True):
+    """Decode to prefill: I take over your `request_id`; here is how my KV is laid out."""
+
+    request_id: RequestId
+    generation: int
+    layout: KVLayout
+
+
+class Grant(Plain, frozen=True):
+    """Prefill to decode: the blocks are yours to read until the lease ends.
+
+    `blocks[i]` holds tokens i*B to (i+1)*B of `tokens`; `checksums` go with `blocks`.
+    `n_cached` of the tokens came from the prefill worker's own prefix cache.
+    """
+
+    request_id: RequestId
+    generation: int
+    tokens: tuple[int, ...]
+    blocks: tuple[BlockId, ...]
+    checksums: tuple[int, ...]
+    segment: str
+    n_cached: int
+    lease_left_ns: int
+
+
+class Refusal(Plain, frozen=True):
+    """Prefill to decode: no, and why ("stale", "unknown", or the first differing layout field)."""
+
+    request_id: RequestId
+    generation: int
+    reason: str
+
+
+class Heartbeat(Plain, frozen=True):
+    """Decode to prefill: I still want these, as (request, generation)."""
+
+    held: tuple[tuple[RequestId, int], ...]
+
+
+class Done(Plain, frozen=True):
+    """Decode to prefill: I have read it all (`ok`) or want it no more. Repeated until answered."""
+
+    request_id: RequestId
+    generation: int
+    ok: bool
+
+
+class Closed(Plain, frozen=True):
+    """Prefill to decode: the answer to `Done`.
+
+    `valid`: the blocks were still held for this generation when `Done` came, so what was read
+    is what was granted. Only then may decode use it.
+    """
+
+    request_id: RequestId
+    generation: int
+    valid: bool
+
+
+PeerMessage: TypeAlias = Claim | Grant | Refusal | Heartbeat | Done | Closed

@@ -1,0 +1,152 @@
+"""Messages into the router's core and effects out of it."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from twofold.messages.base import Plain, Wake, WakeAt
+from twofold.types import KVLayout, RequestId
+
+
+class WorkerSeen(Plain, frozen=True, kw_only=True):
+    """A worker answers: who it is in this life, what it does and how its KV is laid out."""
+
+    worker: str
+    role: Literal["prefill", "decode", "mixed"]
+    engine_id: str
+    layout: KVLayout | None = None
+
+
+class WorkerGone(Plain, frozen=True):
+    """A worker does not answer, or is being drained: nothing new goes to it."""
+
+    worker: str
+
+
+class Arrive(Plain, frozen=True, kw_only=True):
+    """A client's request. `weight` estimates its prompt's tokens, for placement only."""
+
+    request_id: RequestId
+    weight: int
+    time_left_ns: int = 0
+
+
+class PrefillDone(Plain, frozen=True):
+    """The prefill leg answered with a handle (kept by the driver, verbatim)."""
+
+    request_id: RequestId
+    generation: int
+
+
+class DecodeStarted(Plain, frozen=True):
+    """The decode (or only) leg answered 200; its bytes now flow to the client."""
+
+    request_id: RequestId
+    generation: int
+
+
+class LegEnded(Plain, frozen=True):
+    """The decode (or only) leg's answer is complete."""
+
+    request_id: RequestId
+    generation: int
+
+
+class LegFailed(Plain, frozen=True):
+    """A leg failed: `status` is the worker's HTTP status, 0 when the connection broke.
+
+    `lost`: the worker itself seems gone, so it is not used until seen again.
+    """
+
+    request_id: RequestId
+    generation: int
+    leg: Literal["prefill", "decode"]
+    status: int
+    reason: str
+    lost: bool = False
+
+
+class ClientGone(Plain, frozen=True):
+    """The client closed its connection."""
+
+    request_id: RequestId
+
+
+RouterMessage: TypeAlias = (
+    WorkerSeen
+    | WorkerGone
+    | Arrive
+    | PrefillDone
+    | DecodeStarted
+    | LegEnded
+    | LegFailed
+    | ClientGone
+    | Wake
+)
+
+
+class SendPrefill(Plain, frozen=True):
+    """Send the prefill leg to `worker`."""
+
+    request_id: RequestId
+    generation: int
+    worker: str
+
+
+class SendDecode(Plain, frozen=True):
+    """Send the decode leg to `worker`; `remote` False means it is the only leg."""
+
+    request_id: RequestId
+    generation: int
+    worker: str
+    remote: bool
+
+
+class CancelLeg(Plain, frozen=True):
+    """Stop a leg that is under way at `worker`."""
+
+    request_id: RequestId
+    generation: int
+    leg: Literal["prefill", "decode"]
+    worker: str
+
+
+class ReleaseHeld(Plain, frozen=True):
+    """Tell prefill worker `worker` that nobody will fetch this request's KV."""
+
+    request_id: RequestId
+    generation: int
+    worker: str
+
+
+class Reply(Plain, frozen=True):
+    """Answer the client with an error, since none of the answer has gone out yet.
+
+    `status` 0: the worker's own error answer is passed on as it is.
+    """
+
+    request_id: RequestId
+    status: int
+    code: str
+    reason: str
+    retry_after_s: int = 0
+
+
+class Cut(Plain, frozen=True):
+    """End a stream that has begun, with an error event, since it cannot be completed."""
+
+    request_id: RequestId
+    reason: str
+
+
+class Terminal(Plain, frozen=True):
+    """The one terminal event of a request at the gateway."""
+
+    request_id: RequestId
+    outcome: Literal["finished", "refused", "failed", "cancelled"]
+    reason: str
+
+
+RouterEffect: TypeAlias = (
+    SendPrefill | SendDecode | CancelLeg | ReleaseHeld | Reply | Cut | Terminal | WakeAt
+)
