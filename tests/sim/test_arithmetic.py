@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from tests.sim.support import (
@@ -39,7 +41,7 @@ def test_one_request_alone_on_a_mixed_worker(n: int) -> None:
     records, _ = audited("1M", [one(n)])
     record = records[0]
     assert record.ttft_ns == 2 * LEG + prompt_ns(n)
-    gaps = [b - a for a, b in zip(record.token_times_ns, record.token_times_ns[1:], strict=False)]
+    gaps = [b - a for a, b in pairwise(record.token_times_ns)]
     assert gaps == [STEP.step_ns([], 1, n + 1), STEP.step_ns([], 1, n + 2)]
     assert record.e2e_ns == record.ttft_ns + sum(gaps)
     assert record.tpot_ns == sum(gaps) // 2
@@ -136,20 +138,23 @@ def test_a_shared_prefix_shortens_the_second_prefill(pools: str) -> None:
 
 
 def test_one_server_with_deterministic_service_waits_as_theory_says() -> None:
-    """M/D/1: mean wait = rho D / 2 (1 - rho), and each wait is Lindley's recursion exactly."""
-    service_ns, rho, n = 10 * MS, 0.5, 30_000
-    requests = list(poisson((Lengths(2, 1) for _ in range(n)), rho * NS_PER_S / service_ns, seed=1))
+    """M/D/1: mean wait = rho D / 2 (1 - rho).
+
+    Waits are correlated, so a mean within 1 % takes 400,000 of them. The simulator is shown to
+    follow Lindley's recursion to the nanosecond, and the recursion to have the right mean.
+    """
+    service_ns, rho, n, n_simulated = 10 * MS, 0.5, 400_000, 15_000
+    lengths = (Lengths(2, 1) for _ in range(n))
+    requests = list(poisson(lengths, rho * NS_PER_S / service_ns, seed=1))
+    waits = [0]
+    for before, after in pairwise(requests):
+        gap_ns = after.arrival_ns - before.arrival_ns
+        waits.append(max(0, waits[-1] + service_ns - gap_ns))
     records = cluster(
         "1M",
         step=LinearStep(service_ns, 0.0),
         settings={"max_num_seqs": 1, "prefix_caching": False, "max_waiting": n},
-    ).run(requests)
-    waits = [record.phases_ns["prefill_queue"] for record in records]
-    wait = 0
-    for index, record in enumerate(records):
-        if index:
-            gap = record.arrival_ns - records[index - 1].arrival_ns
-            wait = max(0, wait + service_ns - gap)
-        assert waits[index] == wait, f"request {index}"
+    ).run(requests[:n_simulated])
+    assert [r.phases_ns["prefill_queue"] for r in records] == waits[:n_simulated]
     theory_ns = rho * service_ns / (2 * (1 - rho))
-    assert sum(waits) / n == pytest.approx(theory_ns, rel=0.02)
+    assert sum(waits) / n == pytest.approx(theory_ns, rel=0.01)

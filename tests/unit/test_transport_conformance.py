@@ -242,6 +242,7 @@ def test_cancel_of_what_waits_or_is_unknown(kind: str, gate: Gate) -> None:
         assert all(own.completion(number).ok for number in range(5))
         own.transport.cancel(3)
         assert own.read(3, peer.segment, [(0, 0)]).ok
+        assert own.left_over() == {}
 
 
 def test_a_full_queue_refuses_and_says_so(kind: str, gate: Gate) -> None:

@@ -59,6 +59,16 @@ def test_a_descriptor_taken_by_the_next_pool_is_stale() -> None:
             assert own.read(3, second.segment, [(0, 1)]).ok
 
 
+def test_a_descriptor_that_changes_without_a_close_is_stale() -> None:
+    # As when a process is killed and another gets its number: the old pool was never withdrawn.
+    with ExitStack() as stack:
+        own, first, second = (stack.enter_context(closing(Side("shm"))) for _ in range(3))
+        assert own.read(1, first.segment, [(0, 0)]).ok
+        number, other = (parse_segment(side.segment, ShmSegment).fd for side in (first, second))
+        os.dup2(other, number, inheritable=False)
+        assert "stale segment" in own.read(2, first.segment, [(0, 1)]).reason
+
+
 def test_a_process_that_is_gone_is_stale() -> None:
     with closing(Side("shm")) as own, Child("shm", 64, 1000) as child:
         child.kill()

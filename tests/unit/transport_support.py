@@ -77,6 +77,10 @@ class Side:
         self.transport.read(transfer_id, segment, pairs)
         return self.completion(transfer_id)
 
+    def left_over(self) -> dict[int, Completion]:
+        """Completions that nobody has asked for."""
+        return self._got | {each.transfer_id: each for each in self.transport.poll()}
+
     def close(self) -> None:
         self.transport.close()
         self.memory.close()

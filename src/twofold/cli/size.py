@@ -15,9 +15,7 @@ from twofold.plan.size import GB, SizeInputs, find_model, notes, size
 
 NAME: Final = "size"
 SUMMARY: Final = "work out KV bytes, transfer time, slots and workers, and whether to split at all"
-EXAMPLE: Final = (
-    "twofold size --model Qwen3-32B --prompt-tokens 16000 --tp 8 --link-gbits-per-s 400"
-)
+EXAMPLE: Final = "twofold size --model Qwen3-32B --prompt-tokens 16000"
 _MOST: Final = 1_000_000_000
 _LEAST: Final = 1e-9
 _KV_DTYPES: Final = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 1.0, "int8": 1.0}
@@ -86,8 +84,8 @@ _FLAGS: Final = (
     _Flag("--tp", "N", _whole, "GPUs of a worker (default 1)"),
     _Flag("--link-gbytes-per-s", "X", _positive, "gigabytes per second of each GPU's link"),
     _Flag("--link-gbits-per-s", "X", _positive, "the same in gigabits, as network cards are named"),
-    _Flag("--ms-per-token", "X", _positive, "a decode step at that load (TPOT), without --prepare-ms"),
-    _Flag("--slots", "N", _whole, "sequences that the decode pool takes: max_num_seqs x its workers"),
+    _Flag("--ms-per-token", "X", _positive, "a decode step at that load, --prepare-ms apart"),
+    _Flag("--slots", "N", _whole, "sequences that all decode workers take: max_num_seqs each"),
     _Flag("--prefill-tokens-per-s", "X", _positive, "prompt tokens per second of one worker"),
     _Flag("--decode-tokens-per-s", "X", _positive, "output tokens per second of one worker"),
     _Flag("--target-utilisation", "X", _utilisation, "share of that to plan with (default 0.8)"),
@@ -96,7 +94,7 @@ _FLAGS: Final = (
     _Flag("--nodes", "N", _whole, "machines that they are in"),
     _Flag("--slo-ttft", "S", _positive, "goal for the time to first token, in seconds"),
     _Flag("--slo-tpot", "S", _positive, "goal for the time per output token, in seconds"),
-    _Flag("--prefix-hit", "X", _share, "share of a prompt that is cached where it is decoded, 0 to 1"),
+    _Flag("--prefix-hit", "X", _share, "share of a prompt cached where it is decoded, 0 to 1"),
 )  # fmt: skip
 
 
@@ -119,11 +117,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compute what can be computed, show it and write it; the exit code."""
-    try:
-        inputs = _inputs(args)
-        sizing = size(inputs)
-    except CostError as error:
-        raise CommandError(str(error)) from None
+    inputs = _inputs(args)
+    sizing = size(inputs)
     warnings = notes(inputs)
     if args.json == "-":
         for note in warnings:
@@ -138,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _inputs(args: argparse.Namespace) -> SizeInputs:
-    """The inputs, checked. Raises CommandError naming the flag, CostError for the model."""
+    """The inputs, checked. Raises CommandError naming the flag."""
     given: dict[str, Any] = {}
     for flag in _FLAGS:
         text = getattr(args, flag.key)
@@ -161,8 +156,12 @@ def _inputs(args: argparse.Namespace) -> SizeInputs:
         if (goal := given.pop(f"slo_{name}", None)) is not None:
             given[f"slo_{name}_s"] = goal
     _refuse_contradictions(args.no_slo, given)
+    try:
+        model = find_model(args.model)
+    except CostError as error:
+        raise CommandError(f"--model {error}") from None
     return SizeInputs(
-        model=find_model(args.model),
+        model=model,
         kv_item_bytes=_KV_DTYPES[args.kv_dtype],
         no_slo=args.no_slo,
         **given,

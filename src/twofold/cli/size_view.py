@@ -35,7 +35,7 @@ def show_sizing(
     console: Console, inputs: SizeInputs, sizing: Sizing, kv_dtype: str, notes: list[str]
 ) -> None:
     """Print the figures, what they lack, the rules and `notes`, at most 100 columns wide."""
-    title = f"{inputs.model.name}, KV cache in {kv_dtype}, TP {inputs.tp}"
+    title = f"{inputs.model.name or 'the model'}, KV cache in {kv_dtype}, TP {inputs.tp}"
     parts: list[Table | str] = [title, "", _figures(inputs, sizing), "", _verdicts(sizing), ""]
     parts += [_summary(sizing.verdicts), *(f"note: {note}" for note in notes)]
     for part in parts:
@@ -175,7 +175,7 @@ def _workers(
     load = inputs.rate * tokens / (tokens_per_s * inputs.target_utilisation)
     return f"{workers:,}", (
         f"{plain(inputs.rate)} req/s x {count(tokens, 'token')} / ({plain(tokens_per_s)} tok/s "
-        f"x {plain(inputs.target_utilisation)}) = {figure(load)}"
+        f"x {plain(inputs.target_utilisation)}) = {figure(load)}, rounded up"
     )
 
 
@@ -212,9 +212,11 @@ def _summary(verdicts: tuple[Verdict, ...]) -> str:
         rules = [v.rule for v in verdicts if v.holds and AGAINST.get(v.rule, "split") == against]
         if rules:
             text += f"{what}: {joined(rules)}. "
+    unknown = sum(verdict.holds is None for verdict in verdicts)
+    if unknown == len(verdicts):
+        return "No rule could be judged: give what they need."
     if not text:
         text = "No rule that could be judged speaks against a split. "
-    unknown = sum(verdict.holds is None for verdict in verdicts)
     if unknown:
         text += f"{count(unknown, 'rule')} could not be judged. "
     return text + "The rules need no simulation and replace none."

@@ -243,7 +243,8 @@ def read_hf_config(path: str | Path) -> ModelShape:
         raise CostError(f"{path}: cannot read: {error.strerror}") from None
     except msgspec.DecodeError as error:
         raise CostError(f"{path}: not JSON: {error}") from None
-    config = config.get("text_config") or config
+    nested = config.get("text_config")
+    config = nested if isinstance(nested, dict) and nested else config
     return _Hf(path, config).shape()
 
 

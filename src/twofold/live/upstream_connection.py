@@ -97,6 +97,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.leg: Leg | None = None
         self.idle_since_ns = 0
         self._reading = True
+        self._keep_alive = False
         self._buffered = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -179,17 +180,21 @@ class UpstreamConnection(asyncio.Protocol):
         self._parser.feed_data(data)
         if not whole.in_body:
             return
-        whole.head.status = self._parser.get_status_code()
-        if leg.stream and whole.head.status == 200 and whole.body:
-            if whole.head.get("transfer-encoding").lower() == "chunked":
-                self._start_stream(leg, whole.head)
+        head = whole.head
+        head.status = self._parser.get_status_code()
+        # The parser's own word on this is only right while it is inside a message.
+        closing = "close" in head.get("connection").lower()
+        self._keep_alive = not closing and self._parser.get_http_version() == "1.1"
+        if leg.stream and head.status == 200 and whole.body:
+            if head.get("transfer-encoding").lower() == "chunked":
+                self._start_stream(leg, head)
                 return
             leg.stream = False
             self._buffered = b""
         if whole.complete:
             self._free()
             leg.over()
-            leg.on_whole(whole.head, b"".join(whole.body))
+            leg.on_whole(head, b"".join(whole.body))
 
     def _start_stream(self, leg: Leg, head: Head) -> None:
         """The first bytes of the body are there: from now on they are passed on as they are."""
@@ -220,7 +225,7 @@ class UpstreamConnection(asyncio.Protocol):
     def _free(self) -> None:
         self.leg = None
         self.set_reading(True)
-        if self._parser.should_keep_alive():
+        if self._keep_alive:
             self._pool.give_back(self)
         else:
             self._transport.close()

@@ -14,6 +14,7 @@ from typing import Final, Literal
 import msgspec
 
 from twofold.cost import sizing
+from twofold.plan.facts import Facts
 from twofold.plan.words import count, figure, percent
 
 MOST_SLOTS_USED: Final = 0.8
@@ -22,63 +23,11 @@ MOST_LOAD_CHANGED: Final = 0.5
 """Above this share of sequences come or gone, a choice by decode's load at arrival is stale."""
 _STEP: Final = "ms_per_token"
 Against = Literal["split", "push", "pull"]
+Missing = tuple[tuple[str, ...], ...]
 _STALLS: Final = "handoff preparation stalls decode"
 _CHOSEN_LATE: Final = "decode must be chosen after prefill"
 AGAINST: Final[dict[str, Against]] = {_STALLS: "pull", _CHOSEN_LATE: "push"}
 """What a rule speaks against where it holds, by its name; any other against a split at all."""
-
-
-class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt of typical length or of a percentile; times are None where not known."""
-
-    label: str
-    tokens: int
-    prefill_ms: float | None = None
-    transfer_ms: float | None = None
-
-
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rules judge by; None: not known.
-
-    `tp` is the GPUs of a worker. `prompts` go from the typical length to the tail's. `no_goal`
-    says that there is no latency goal, unlike a goal that is not known. `ms_per_token` is
-    decode's without handoff preparation on its loop; `slots` are the whole decode pool's.
-    """
-
-    tp: int = 1
-    gpus: int | None = None
-    nodes: int | None = None
-    no_goal: bool = False
-    slo_ttft_ms: float | None = None
-    slo_tpot_ms: float | None = None
-    rate_rps: float | None = None
-    prompts: tuple[Prompt, ...] = ()
-    output_tokens: float | None = None
-    ms_per_token: float | None = None
-    slots: int | None = None
-    prepare_ms: float | None = None
-    prefill_workers: int | None = None
-    decode_workers: int | None = None
-    prefix_hit_share: float | None = None
-
-    @property
-    def slots_held(self) -> float | None:
-        """Sequences in decode on average."""
-        if self.rate_rps is None or self.output_tokens is None or self.ms_per_token is None:
-            return None
-        return sizing.decode_slots(self.rate_rps, self.output_tokens, self.ms_per_token)
-
-    @property
-    def unsplit_workers(self) -> int | None:
-        """Workers that the same GPUs would be without a split."""
-        if self.gpus is not None:
-            return max(self.gpus // self.tp, 1)
-        if self.prefill_workers is None or self.decode_workers is None:
-            return None
-        return self.prefill_workers + self.decode_workers
-
-
-Missing = tuple[tuple[str, ...], ...]
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,15 +103,15 @@ def short_prompts(facts: Facts) -> Rule:
     """
     if not facts.prompts or (last := facts.prompts[-1]).prefill_ms is None:
         return _unknown("short prompts", (("prefill_ms",), *_absent(facts, _STEP)))
-    handoff_ms = _handoff_ms(facts, last.transfer_ms)
-    judged = _quick(facts, last.prefill_ms, handoff_ms)
+    first = facts.prompts[0]
+    typical_ms = last.prefill_ms if first.prefill_ms is None else first.prefill_ms
+    judged = _quick(facts, last.prefill_ms, last.transfer_ms, typical_ms)
     if judged is None:
         return _unknown("short prompts", _absent(facts, _STEP))
     holds, because = judged
     because = f"{last.label} ({count(last.tokens, 'token')}): {because}"
-    first = facts.prompts[0]
     if not holds and len(facts.prompts) > 1 and first.prefill_ms is not None:
-        also = _quick(facts, first.prefill_ms, _handoff_ms(facts, first.transfer_ms))
+        also = _quick(facts, first.prefill_ms, first.transfer_ms, typical_ms)
         if also is not None and also[0]:
             because += f". But {first.label}: {also[1]}; those can be prefilled on decode"
     return Rule(rule="short prompts", holds=holds, because=because)
@@ -183,8 +132,8 @@ def strong_prefix_reuse(facts: Facts) -> Rule:
     left_ms, moved_ms = first.prefill_ms * (1 - hit), None
     if first.transfer_ms is not None:
         moved_ms = first.transfer_ms * (1 - hit)
-    whole = _quick(facts, first.prefill_ms, _handoff_ms(facts, first.transfer_ms))
-    judged = _quick(facts, left_ms, _handoff_ms(facts, moved_ms))
+    whole = _quick(facts, first.prefill_ms, first.transfer_ms, first.prefill_ms)
+    judged = _quick(facts, left_ms, moved_ms, left_ms)
     if judged is None:
         return _unknown(name, _absent(facts, _STEP))
     if whole is not None and whole[0]:
@@ -218,7 +167,10 @@ def link_too_slow(facts: Facts) -> Rule:
         because += ": sent layer by layer, some still comes after the prefill"
     else:
         because += f" ({percent(transfer_ms / prefill_ms)}): hidden layer by layer; "
-        because += "read after prefill, it adds to TTFT"
+        whole_ms = prefill_ms + transfer_ms + (facts.prepare_ms or 0.0)
+        because += f"read after prefill, TTFT is {figure(whole_ms)} ms or more"
+        if facts.slo_ttft_ms is not None:
+            because += f", goal {figure(facts.slo_ttft_ms)} ms"
     return Rule(rule=name, holds=holds, because=because)
 
 
@@ -261,8 +213,9 @@ def handoff_stalls_decode(facts: Facts) -> Rule:
         return _unknown(name, _absent(facts, "rate_rps", "prepare_ms"))
     workers = facts.decode_workers or 1
     lost = sizing.loop_time_lost(facts.rate_rps / workers, facts.prepare_ms)
-    because = f"{percent(lost)} of the loop is lost on {count(workers, 'decode worker')}"
-    because += " each" * (workers > 1)
+    on = f"each of {workers} decode workers" if workers > 1 else "the decode worker"
+    because = f"{percent(lost)} of the loop is lost on {on}"
+    because += " if one takes all" * (facts.decode_workers is None)
     if lost >= 1:
         because += ": it cannot keep up"
         return Rule(rule=name, holds=True, because=because)
@@ -335,32 +288,47 @@ def slots_needed(held: float) -> int:
     return math.ceil(round(held / MOST_SLOTS_USED, 9))
 
 
-def _quick(facts: Facts, prefill_ms: float, handoff_ms: float | None) -> tuple[bool, str] | None:
-    """Whether a prefill of that time is better left beside decode, and why; None: not known."""
+def _quick(
+    facts: Facts, prefill_ms: float, transfer_ms: float | None, typical_ms: float
+) -> tuple[bool, str] | None:
+    """Whether a prefill of `prefill_ms` is better left beside decode, and why; None: not known.
+
+    `typical_ms` is what prefills take on average.
+    """
     took = f"prefill takes {figure(prefill_ms)} ms"
-    if handoff_ms is not None and prefill_ms <= handoff_ms:
-        return True, f"{took}, no longer than its handoff of {figure(handoff_ms)} ms"
     step_ms, goal_ms = facts.ms_per_token, facts.slo_tpot_ms
+    too_many = _too_many_prefills(facts, typical_ms)
+    if step_ms is not None and prefill_ms <= step_ms and not too_many:
+        return True, f"{took}, no longer than a decode step of {figure(step_ms)} ms"
+    # Where the bytes alone take longer, the link is too slow at any length; its own rule says so.
+    if transfer_ms is not None and transfer_ms <= prefill_ms:
+        handoff_ms = transfer_ms + (facts.prepare_ms or 0.0)
+        if prefill_ms <= handoff_ms and not too_many:
+            return True, f"{took}, no longer than its handoff of {figure(handoff_ms)} ms"
     if step_ms is None:
         return None
-    if prefill_ms <= step_ms:
-        return True, f"{took}, no longer than a decode step of {figure(step_ms)} ms"
-    gap = f"{took}: a gap of {figure(step_ms + prefill_ms)} ms between tokens instead of "
-    gap += f"{figure(step_ms)} if decode waits"
+    gap_ms = step_ms + prefill_ms
+    gap = f"{took}: a gap of {figure(gap_ms)} ms between tokens instead of {figure(step_ms)} "
+    gap += "if decode waits"
     if goal_ms is None:
         return False, gap
-    within = step_ms + prefill_ms <= goal_ms
-    gap += f", {'within' if within else 'over'} the TPOT goal of {figure(goal_ms)} ms"
-    workers = facts.unsplit_workers
-    if within and workers and facts.rate_rps is not None:
-        share = facts.rate_rps * prefill_ms / 1e3 / workers
-        within = share < 1 and step_ms / (1 - share) <= goal_ms
-        gap += f"; prefills take {percent(share)} of {count(workers, 'unsplit worker')}"
-    return within, gap
+    is_within = gap_ms <= goal_ms
+    gap += f", {'within' if is_within else 'over'} the TPOT goal of {figure(goal_ms)} ms"
+    return is_within and not too_many, gap + too_many
 
 
-def _handoff_ms(facts: Facts, transfer_ms: float | None) -> float | None:
-    return None if transfer_ms is None else transfer_ms + (facts.prepare_ms or 0.0)
+def _too_many_prefills(facts: Facts, typical_ms: float) -> str:
+    """Says so if prefills come so often that decode, waiting for each, misses its TPOT goal on
+    average; nothing if it does not or that is not known.
+    """
+    step_ms, goal_ms, workers = facts.ms_per_token, facts.slo_tpot_ms, facts.unsplit_workers
+    if step_ms is None or goal_ms is None or not workers or facts.rate_rps is None:
+        return ""
+    share = facts.rate_rps * typical_ms / 1e3 / workers
+    if share < 1 and step_ms / (1 - share) <= goal_ms:
+        return ""
+    slower = f", {figure(step_ms / (1 - share))} ms a token on average" if share < 1 else ""
+    return f"; prefills take {percent(share)} of {count(workers, 'unsplit worker')}{slower}"
 
 
 def _fits(held: float, slots: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from pathlib import Path
 from typing import Final
@@ -12,7 +13,8 @@ from twofold.cost import sizing
 from twofold.cost.accelerators import known_accelerators
 from twofold.cost.errors import CostError
 from twofold.cost.models import ModelShape, known_models, model_shape
-from twofold.plan.rules import Facts, Missing, Prompt, judge
+from twofold.plan.facts import Facts, Prompt
+from twofold.plan.rules import Missing, judge
 from twofold.plan.words import joined, plain
 
 GB: Final = 10**9
@@ -180,13 +182,20 @@ def find_model(name: str) -> ModelShape:
     """The shape of a known model or of a Hugging Face folder. Raises CostError that names the
     nearest known models.
     """
-    known = {model.lower(): model for model in known_models()}
     try:
+        is_folder = Path(name).is_dir()
+        has_config = (Path(name) / "config.json").is_file()
+    except OSError as error:
+        raise CostError(f"{name}: cannot read: {(error.strerror or 'failed').lower()}") from None
+    if has_config:
+        shape = model_shape(name)
+        if shape.mla is None and not shape.kv_heads * shape.head_dim:
+            raise CostError(f"{name}: a cache needs KV heads and a head size above 0")
+        return shape
+    known = {model.lower(): model for model in known_models()}
+    with contextlib.suppress(CostError):
         return model_shape(name)
-    except CostError:
-        if (Path(name) / "config.json").is_file():
-            raise
-    if Path(name).is_dir():
+    if is_folder:
         raise CostError(f"{name}: holds no config.json, so it is not a model")
     wanted = name.rstrip("/").rpartition("/")[2].lower()
     near = [known[key] for key in difflib.get_close_matches(wanted, known, n=3)]
@@ -207,7 +216,8 @@ def needs(inputs: SizeInputs, missing: Missing) -> str:
         if len(absent) == 1:
             flags += absent[0]
         else:
-            flags.append(joined([joined(words) for words in absent], "or"))
+            words = joined([joined(each) for each in absent], "or")
+            flags.append(f"({words})" if len(missing) > 1 else words)
     return f"needs {joined(list(dict.fromkeys(flags)))}"
 
 

@@ -22,6 +22,7 @@ def figure(value: float) -> str:
 
 def plain(value: float) -> str:
     """A number as it was given: "8", "14.7", "16,000"."""
+    value = round(value, 9)
     return f"{int(value):,}" if value == int(value) else f"{value:,}"
 
 
@@ -46,7 +47,9 @@ def binary_bytes(value: float) -> str:
     for unit, name in ((_GIB, "GiB"), (_KIB**2, "MiB"), (_KIB, "KiB")):
         if value >= unit:
             amount = value / unit
-            return f"{int(amount)} {name}" if amount == int(amount) else f"{figure(amount)} {name}"
+            return (
+                f"{int(amount):,} {name}" if amount == int(amount) else f"{figure(amount)} {name}"
+            )
     return f"{figure(value)} B"
 
 
