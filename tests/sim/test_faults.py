@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.sim.support import MS, STEP, audited, mixture, one
+from tests.sim.support import LEG, MS, PEER, STEP, audited, mixture, one
 from twofold.core.handoff.pull_source import PullSource
 from twofold.core.router import Router
 from twofold.messages import Claim, Closed, Done, FromPeer, Grant, Heartbeat, LegEnded, ToPeer
@@ -81,6 +81,8 @@ def test_whatever_goes_wrong_all_end_in_time_and_all_blocks_return(part: int) ->
         assert [r.request_id for r in records] == list(range(14))
         for record in records:
             assert record.e2e_ns <= TIME_LEFT
+            assert all(ns <= record.end_ns for ns in record.token_times_ns)
+            assert sum(record.phases_ns.values()) == (record.ttft_ns or 0)
             if record.outcome == "finished":
                 assert len(record.token_times_ns) == record.output_tokens
             ends[record.outcome] = ends.get(record.outcome, 0) + 1
@@ -113,6 +115,33 @@ def test_a_client_that_leaves_frees_both_workers() -> None:
     outcomes = [r.outcome for r in records]
     assert outcomes.count("cancelled") > 10
     assert all(o == "finished" for o in outcomes[::2])
+
+
+def test_a_client_that_leaves_stops_the_work_at_once() -> None:
+    gone_ns = 20 * MS + 1
+    records, made = audited("1P1D", [one(40, 900)], gone_after_ns=lambda i: gone_ns)
+    assert (records[0].outcome, records[0].end_ns) == ("cancelled", gone_ns)
+    assert 5 < len(records[0].token_times_ns) < 10
+    # Later there is only the timer of a heartbeat, which finds nothing to say.
+    assert made.workers["decode-0"].core is not None
+    assert made.workers["decode-0"].core.engine.n_steps < 12
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"link_bytes_per_s": 10**5}, "transfer failed: connection lost"),
+        ({"digest_ns": 50 * MS}, "prefill worker lost: connection lost"),
+    ],
+)
+def test_decode_does_not_wait_for_a_dead_prefill_worker(
+    options: dict[str, int], reason: str
+) -> None:
+    """Killed while it is read from, or before it has granted: decode knows one latency later."""
+    crash = Crash(worker="prefill-0", at_ns=10 * MS)
+    records, _ = audited("1P1D", [one(40)], crashes=[crash], **options)
+    assert (records[0].outcome, records[0].reason) == ("failed", reason)
+    assert records[0].end_ns == crash.at_ns + PEER + LEG
 
 
 class Only:

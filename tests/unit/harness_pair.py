@@ -39,6 +39,7 @@ class Pair:
         self.handles: list[KVHandle] = []  # with the gateway: prefilled, not dispatched
         self.prompt_of: dict[RequestId, Submit] = {}  # of D's requests: what P was asked
         self.lose: Callable[[Packet], bool] = lambda _: False
+        self.flips = 0  # added to the first number of the next block that lands
         self._n_requests = 0
 
     def send(self, worker: FakeWorker, message: WorkerMessage) -> None:
@@ -149,7 +150,8 @@ class Pair:
         reading = self.d.reads[request_id]
         theirs, ours = reading.effect.pairs[len(reading.landed)]
         cells = list(self.p.memory.cells[theirs])
-        cells[0] += flip
+        cells[0] += flip + self.flips
+        self.flips = 0
         self.d.memory.cells[ours] = cells
         reading.landed.append(self.d.memory.checksum(ours))
 

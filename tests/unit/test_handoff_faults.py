@@ -54,10 +54,14 @@ class PairMachine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "", "s"]),
         max_tokens=st.integers(1, 12),
         events=st.integers(0, 12),
+        flip=st.sampled_from([0, 0, 0, 1]),
     )
-    def whole_request(self, n: int, head: int, salt: str, max_tokens: int, events: int) -> None:
+    def whole_request(
+        self, n: int, head: int, salt: str, max_tokens: int, events: int, flip: int
+    ) -> None:
         """A request that gets as far as its decode leg, and then `events` events further."""
         tokens = tuple((head + i * i) % 5 for i in range(n))
+        self.pair.flips = flip
         request_id = self.pair.prefill(tokens, salt=salt)
         while self.pair.p.step is not None:
             self.pair.finish_step(self.pair.p)
@@ -110,6 +114,16 @@ class PairMachine(RuleBasedStateMachine):
         if live:
             self.pair.send(worker, Abort(live[i % len(live)]))
 
+    @precondition(lambda self: any(not r.cancelled for r in self.pair.d.reads.values()))
+    @rule(i=index, and_then=st.booleans())
+    def abort_reading(self, i: int, and_then: bool) -> None:
+        reading = [r for r, state in self.pair.d.reads.items() if not state.cancelled]
+        self.pair.send(self.pair.d, Abort(reading[i % len(reading)]))
+        if and_then:  # the next one is granted blocks while that read still writes its own
+            self.whole_request(2 * B + 1, i % 3, "", 9, 0, 0)
+            while self.pair.net:
+                self.pair.deliver()
+
     # ------------------------------------------------------------------ network
 
     @precondition(lambda self: self.pair.net)
@@ -158,13 +172,9 @@ class PairMachine(RuleBasedStateMachine):
         self.pair.digest(self.pair.p, i % len(self.pair.p.digests))
 
     @precondition(lambda self: self.pair.d.reads)
-    @rule(i=index, flip=st.sampled_from([0, 0, 1]))
-    def land(self, i: int, flip: int) -> None:
-        request_id, reading = list(self.pair.d.reads.items())[i % len(self.pair.d.reads)]
-        if len(reading.landed) < len(reading.effect.pairs):
-            self.pair.land(request_id, flip)
-        else:
-            self.pair.end_read(request_id)
+    @rule(i=index)
+    def land(self, i: int) -> None:
+        self.pair.go_on_reading(list(self.pair.d.reads)[i % len(self.pair.d.reads)])
 
     @precondition(lambda self: self.pair.d.reads)
     @rule(i=index, fails=st.booleans())

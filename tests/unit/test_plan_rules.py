@@ -67,7 +67,7 @@ def test_nothing_is_judged_of_nothing() -> None:
         (rules.one_node, with_(nodes=None, gpus=1), True, "one host"),
         (rules.one_node, KNOWN, False, "2 nodes"),
         (rules.no_latency_goal, KNOWN, False, "TTFT 2,000 ms and TPOT 30.0 ms"),
-        (rules.no_latency_goal, with_(slo_ttft_ms=None), False, "goals are TPOT 30.0 ms"),
+        (rules.no_latency_goal, with_(slo_ttft_ms=None), False, "asked for: TPOT 30.0 ms"),
         (
             rules.no_latency_goal,
             with_(slo_ttft_ms=None, slo_tpot_ms=None, no_goal=True),
@@ -166,6 +166,8 @@ def test_no_number_of_tokens_decides(times: int) -> None:
         (with_(prefix_hit_share=0.9), False, "10 % of the prompt is left"),
         (with_(prefix_hit_share=0.99), True, "no longer than a decode step"),
         (with_(prefix_hit_share=0.9, prompts=(prompt(10.0),)), False, "short already"),
+        # Decode has the rest, so half of the bytes move.
+        (with_(prefix_hit_share=0.5, prompts=(prompt(80.0, 78.5),)), True, "handoff of 40.3 ms"),
         (with_(prefix_hit_share=1.0), True, "prefill takes 0 ms"),
     ],
 )

@@ -39,7 +39,9 @@ def _positive(text: str) -> float | str:
 def _not_negative(text: str) -> float | str:
     """A number from 0 on, or what would be right."""
     value = _number(text)
-    return value if value == 0 or value >= _LEAST else "must be 0 or a number from 1e-9 on"
+    return (
+        value if value == 0 or value >= _LEAST else f"must be 0 or a number from 1e-9 to {_MOST:,}"
+    )
 
 
 def _utilisation(text: str) -> float | str:

@@ -58,7 +58,8 @@ class Worker:
         # Random, so that no peer takes this life of the worker for the one before it.
         epoch = os.urandom(16)
         self.engine_id = f"{self.name}-{epoch.hex()[:12]}"
-        self.memory = PoolMemory(engine.kv_blocks, self.layout.block_bytes, epoch)
+        # Populated now: the first requests should not pay for fresh pages.
+        self.memory = PoolMemory(engine.kv_blocks, self.layout.block_bytes, epoch, populate=True)
         self._runner = Runner(
             loaded,
             num_blocks=engine.kv_blocks,

@@ -91,7 +91,7 @@ def no_latency_goal(facts: Facts) -> Rule:
     if not goals and not facts.no_goal:
         needs = (("slo_ttft_ms", "slo_tpot_ms", "no_goal"),)
         return _unknown("no latency goal", needs)
-    because = "the goals are " + " and ".join(goals)
+    because = "asked for: " + " and ".join(goals)
     if not goals:
         because = "splitting buys steady latency, not throughput, and no latency is asked for"
     return Rule(rule="no latency goal", holds=not goals, because=because)
