@@ -65,7 +65,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     """What must be equal on two workers before one may read the other's KV cache.
 
-    Digests are hex SHA-256 prefixes over the weights' and the tokenizer's files.
+    Digests are hex SHA-256 prefixes over the weights' and the tokenizer's files. `transport` is
+    how bytes can be read from the worker; shared memory names its host, since none other can.
     """
 
     protocol: int
@@ -79,6 +80,7 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     rope: str
     tensor_parallel: int = 1
+    transport: str = ""
 
     @property
     def block_bytes(self) -> int:

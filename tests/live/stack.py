@@ -166,6 +166,7 @@ async def running(
     record: str = "",
     request_timeout_s: float = 60.0,
     max_inflight: int = 512,
+    wait_ready: bool = True,
     **engine: Any,
 ) -> AsyncIterator[Stack]:
     """A ready stack: `pools` as in "1P1D", `engine` as in EngineSettings."""
@@ -196,7 +197,8 @@ async def running(
     await stack.admin.start(HOST, 0)
     await gateway.start()
     try:
-        await until(lambda: gateway.unready() is None, what="gateway ready")
+        if wait_ready:
+            await until(lambda: gateway.unready() is None, what="gateway ready")
         yield stack
     finally:
         await stack.public.close(0.2)

@@ -11,7 +11,7 @@ import pytest
 from tests import tiny
 from tests.device.reference import Answer as Reference
 from tests.device.reference import expected, prompt_of
-from tests.live.stack import Stack, get, post, running
+from tests.live.stack import HOST, Stack, get, post, request_bytes, running
 
 B = 16
 LENGTHS = (1, B - 1, B, B + 1, 2 * B, 3 * B + 5)
@@ -196,6 +196,23 @@ def test_ledger_sums_to_ttft_and_can_be_asked_for() -> None:
             assert sum(ledger["phases_ms"].values()) == pytest.approx(ledger["ttft_ms"], abs=0.02)
             assert ledger["transferred_bytes"] == int(answer.headers["x-twofold-transferred"]) > 0
             assert (ledger["prefill_worker"], ledger["decode_worker"]) == ("prefill-0", "decode-1")
+
+    asyncio.run(main())
+
+
+def test_a_client_that_stops_reading_at_done_was_served() -> None:
+    async def main() -> None:
+        async with running(tiny.cached_model("llama"), "1P1D") as stack:
+            for i in range(5):
+                body = {"model": stack.model, "prompt": prompt_of(9, seed=i), "stream": True}
+                data = request_bytes("POST", "/v1/completions", json.dumps(body).encode())
+                reader, writer = await asyncio.open_connection(HOST, stack.port)
+                writer.write(data)
+                await reader.readuntil(b"data: [DONE]")
+                writer.transport.abort()
+            await stack.at_baseline()
+            counts = stack.gateway.conservation()
+            assert (counts["finished"], counts["cancelled"]) == (5, 0)
 
     asyncio.run(main())
 

@@ -96,11 +96,15 @@ class Memory:
             assert found == kv, f"request {row.id}: KV of token {i} is not its own"
 
     def run(self, core: WorkerCore, step: RunStep) -> StepDone:
-        """What the device does with a step: read the KV before a row, write the row's own."""
+        """What the device does with a step: read the KV before each row, write the rows' own.
+
+        No row may count on what another one of the same step writes.
+        """
         sampled: list[tuple[RequestId, int]] = []
+        for request_id, start, _ in step.work:
+            self.verify(core.engine.row(request_id), start)
         for request_id, start, n in step.work:
             row = core.engine.row(request_id)
-            self.verify(row, start)
             kv = kv_of(row.tokens[: start + n], row.salt)
             for i in range(start, start + n):
                 self.cells[row.blocks[i // B]][i % B] = kv[i]

@@ -204,7 +204,9 @@ class Pair:
         elif self.p.digests:
             self.digest(self.p)
         elif self.d.reads:
-            self.go_on_reading(next(iter(self.d.reads)))
+            # Cancelled ones last: the longer they write, the more they could spoil.
+            reads = self.d.reads
+            self.go_on_reading(min(reads, key=lambda request_id: reads[request_id].cancelled))
         elif self.p.step is not None:
             self.finish_step(self.p)
         elif self.d.step is not None:

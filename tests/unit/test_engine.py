@@ -312,9 +312,9 @@ def test_no_starvation_on_a_prefill_worker_whose_pool_is_partly_held() -> None:
 
 def test_pushing_out_the_young_for_nothing_does_not_happen() -> None:
     # The old one in the pool leaves too little for the big one even with all younger ones gone.
-    worker = FakeWorker("w", n_blocks=8, max_num_seqs=4, max_num_batched_tokens=16)
-    worker.send(submit(1, 3 * B, max_tokens=8))
-    worker.send(submit(2, 6 * B, max_tokens=2))
+    worker = FakeWorker("w", n_blocks=10, max_num_seqs=4, max_num_batched_tokens=16)
+    worker.send(submit(1, 3 * B, max_tokens=16))
+    worker.send(submit(2, 7 * B, max_tokens=2))
     n = 3
     while 1 not in worker.ended:
         while len(worker.core.engine.waiting) < 3:
@@ -330,11 +330,11 @@ def test_pushing_out_the_young_for_nothing_does_not_happen() -> None:
 def test_shared_blocks_are_not_counted_twice_as_gain() -> None:
     # The younger ones run on the old one's blocks: pushing them out frees next to nothing.
     shared = tuple(range(3 * B))
-    worker = FakeWorker("w", n_blocks=8, max_num_seqs=4, max_num_batched_tokens=32)
-    worker.send(Submit(request_id=1, tokens=(*shared, 1), max_tokens=6))
+    worker = FakeWorker("w", n_blocks=10, max_num_seqs=4, max_num_batched_tokens=32)
+    worker.send(Submit(request_id=1, tokens=(*shared, 1), max_tokens=16))
     worker.finish_step()
     worker.finish_step()
-    worker.send(submit(2, 6 * B, max_tokens=2))
+    worker.send(submit(2, 7 * B, max_tokens=2))
     n = 3
     while 1 not in worker.ended:
         while len(worker.core.engine.waiting) < 3:

@@ -268,7 +268,7 @@ def test_big_waiting_handoff_is_not_starved_by_small_ones() -> None:
         p={"n_blocks": 64, "max_num_seqs": 8, "max_num_batched_tokens": 64},
         d={"n_blocks": 9, "max_num_seqs": 4, "max_num_batched_tokens": 16},
     )
-    small = [pair.decode(pair.prefilled(prompt(5, i)), max_tokens=6) for i in range(4)]
+    small = [pair.decode(pair.prefilled(prompt(5, i)), max_tokens=4 + i % 5) for i in range(4)]
     while pair.net or pair.d.reads:
         pair.busy()
     big = pair.decode(pair.prefilled(prompt(8 * B, 9)), max_tokens=2)
@@ -276,7 +276,7 @@ def test_big_waiting_handoff_is_not_starved_by_small_ones() -> None:
         if big in pair.d.ended:
             break
         while len(pair.d.core.engine.waiting) < 4:
-            small.append(pair.decode(pair.prefilled(prompt(5, i)), max_tokens=6))
+            small.append(pair.decode(pair.prefilled(prompt(5, i)), max_tokens=4 + i % 5))
             while pair.net:
                 pair.deliver()
         while pair.net or pair.d.reads or pair.p.digests:

@@ -147,12 +147,18 @@ class Exchange:
         if not self.finished and not self.gone:
             self._transport.write(data)
 
-    def end(self) -> None:
-        """End a started answer."""
+    def end(self, last: bytes = b"") -> None:
+        """End a started answer, `last` being its last piece.
+
+        Both go out in one write, or a client that stops at the last piece would seem to leave
+        before the end.
+        """
         if self.finished or self.gone:
             return
         if self.chunked:
-            self._transport.write(_CHUNK_END)
+            self._transport.write((chunk(last) if last else b"") + _CHUNK_END)
+        elif last and not self._no_body:
+            self._transport.write(last)
         self._finish()
 
     def end_raw(self) -> None:

@@ -126,13 +126,22 @@ class Gateway:
         session.body = client_body(request.body, data)
         session.stream = stream
         self.sessions[session.number] = session
-        exchange.on_gone = lambda: self._tell_router(ClientGone(session.number))
+        exchange.on_gone = lambda: self._client_gone(session)
         exchange.on_drain = lambda: session.leg.resume() if session.leg else None
         self.metrics.received()
         left_ns = self._time_left_ns(session)
         self._tell_router(
             Arrive(request_id=session.number, weight=weight, time_left_ns=max(1, left_ns))
         )
+
+    def _client_gone(self, session: Session) -> None:
+        """The client closed; one that had the whole answer just did not wait for the framing."""
+        if session.is_complete():
+            if session.leg is not None:
+                session.leg.cancel()
+            self._tell_router(LegEnded(session.number, session.generation))
+        else:
+            self._tell_router(ClientGone(session.number))
 
     def conservation(self) -> dict[str, int]:
         """Requests taken in and their ends: received is the sum of the rest."""

@@ -129,6 +129,10 @@ class Session:
             self.exchange.end_raw()
         else:
             self.exchange.end()
+        return self.is_complete()
+
+    def is_complete(self) -> bool:
+        """Whether the stream's last event has been passed on."""
         return _DONE in self._tail
 
     def send_whole(self, head: Head, body: bytes, now_ns: int) -> None:

@@ -111,7 +111,7 @@ class Generation:
             self._logprobs.append(self._logprob(sampled))
         self._unsent += self._detokeniser.feed(sampled.token)
         if self.asked.stream and not self._detokeniser.stopped:
-            self._stream(None)
+            self.exchange.write(self._events(None))
         return self._detokeniser.stopped
 
     def _logprob(self, sampled: Sampled) -> TokenLogprob:
@@ -123,7 +123,8 @@ class Generation:
         top = tuple(shown(token, logprob) for token, logprob in sampled.top)
         return TokenLogprob(chosen.text, chosen.raw, chosen.logprob, top)
 
-    def _stream(self, finish_reason: str | None) -> None:
+    def _events(self, finish_reason: str | None) -> bytes:
+        """Events for what has not been sent yet; the head goes out before the first of them."""
         data = b""
         if not self.exchange.started:
             self.exchange.start(200, EVENT_STREAM, self._headers())
@@ -132,7 +133,7 @@ class Generation:
             data += self._answer.event(self._unsent, finish_reason, self._take_logprobs())
             self._offset += len(self._unsent)
             self._unsent = ""
-        self.exchange.write(data)
+        return data
 
     def _take_logprobs(self) -> dict[str, Any] | None:
         taken, self._logprobs = self._logprobs, []
@@ -162,17 +163,15 @@ class Generation:
             )
             self.exchange.respond(200, body, headers=self._headers())
             return
-        self._stream(finish)
+        last = self._events(finish)
         if self.asked.include_usage:
-            self.exchange.write(self._answer.usage_event(usage))
-        self.exchange.write(DONE)
-        self.exchange.end()
+            last += self._answer.usage_event(usage)
+        self.exchange.end(last + DONE)
 
     def _fail(self, error: ApiError) -> None:
         if self.exchange.started:
-            self.exchange.write(error_event(error.status, error.code, error.message))
             self.exchange.close_after()
-            self.exchange.end()
+            self.exchange.end(error_event(error.status, error.code, error.message))
             return
         headers = [("retry-after", str(error.retry_after_s))] if error.retry_after_s else []
         self.exchange.respond(error.status, error.body(), headers=headers)

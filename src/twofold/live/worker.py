@@ -54,7 +54,9 @@ class Worker:
         self._eos = loaded.eos_token_ids or tokeniser.eos_token_ids
         self.model_name = engine.served_model_name or loaded.path.name
         self._clock = LoopClock()
-        self.layout = layout_of(loaded, block_size=engine.block_size)
+        self.layout = msgspec.structs.replace(
+            layout_of(loaded, block_size=engine.block_size), transport=_transport(engine.transport)
+        )
         # Random, so that no peer takes this life of the worker for the one before it.
         epoch = os.urandom(16)
         self.engine_id = f"{self.name}-{epoch.hex()[:12]}"
@@ -186,6 +188,14 @@ class Worker:
         assert self.driver is not None
         core = self.driver.core
         return bool(core.engine.requests) or core.source.counts.in_hand > 0
+
+
+def _transport(name: str) -> str:
+    """`name`, and for shared memory the host and the process namespace that it is good for."""
+    if name != "shm":
+        return name
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"shm@{boot[:8]}.{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def _load(settings: WorkerSettings) -> tuple[LoadedModel, Tokeniser]:

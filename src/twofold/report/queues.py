@@ -57,7 +57,9 @@ class QueueRecorder:
         """From `t_ns` on, which never goes back, worker number `worker` has these."""
         span = self._reach(t_ns)
         last = self._last[worker]
-        for of, value, i in zip(self._peaks[worker], (waiting, running, blocks), (0, 1, 2), strict=True):
+        for of, value, i in zip(
+            self._peaks[worker], (waiting, running, blocks), (0, 1, 2), strict=True
+        ):
             if len(of) <= span:
                 of.extend([last[i]] * (span + 1 - len(of)))
             if value > of[span]:

@@ -1,0 +1,225 @@
+"""The charts of a page made of boxes: ratio and length heat maps, stacked phases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from twofold.metrics.ledger import PHASES
+from twofold.report.buckets import Bucket
+from twofold.report.results import Goal, Run
+from twofold.report.setups import Row, Setup, meets_goal, per_gpu, rate_of
+from twofold.report.svg import Scale, picture, tag, text, ticks, titled, width_of
+from twofold.report.words import count, milliseconds, number, percent, scale, spoken
+
+_WIDTH: Final = 620.0
+_SHADES: Final = 5
+_MOST_BARS: Final = 16
+WAITS: Final = frozenset({"queue", "prefill_queue", "handoff_wait", "decode_queue"})
+"""Phases in which a request only waits: hatched, so that they show without colour."""
+
+
+class _Cell(NamedTuple):
+    column: int
+    row: int
+    value: float | None
+    label: str
+    title: str
+
+
+def ratios(setups: Sequence[Setup], goal: Goal | None) -> str:
+    """Goodput for every number of prefill and decode workers, and for unsplit set-ups."""
+    divide = per_gpu([run for setup in setups for run in setup.runs])
+    best: dict[tuple[int, int, int], tuple[float, Setup, Run]] = {}
+    for setup in setups:
+        value, run = _peak(setup, goal, divide)
+        if setup.pools not in best or value > best[setup.pools][0]:
+            best[setup.pools] = (value, setup, run)
+    prefills = sorted({p for p, _, m in best if p and not m})
+    decodes = sorted({d for p, d, m in best if p and not m})
+    others = [pools for pools in best if pools[2] or not pools[0]]
+    cells: list[_Cell] = []
+    for pools, (value, setup, run) in best.items():
+        words = f"{setup.name}: goodput {number(value)}/s at {scale(run.rate_scale)}"
+        label = number(value) if value else "missed"
+        if pools in others:
+            at = (len(prefills), others.index(pools))
+            label = f"{setup.runs[0].pools}: {label}"
+        else:
+            at = (prefills.index(pools[0]), decodes.index(pools[1]))
+        cells.append(_Cell(at[0], at[1], value, label, words))
+    columns = [f"{p}P" for p in prefills] + (["unsplit"] if others else [])
+    rows = [f"{d}D" for d in decodes]
+    per = "/s per GPU" if divide else "/s"
+    words = f"Goodput{per} by ratio: " + ", ".join(cell.title for cell in cells)
+    body, height = _grid(cells, columns, rows, "prefill workers", "decode workers")
+    return picture("ratios", "Goodput by ratio", words, _WIDTH, height, body)
+
+
+def _peak(setup: Setup, goal: Goal | None, divide: bool) -> tuple[float, Run]:
+    """The highest goodput of a set-up among its runs that meet the goal, 0 without one."""
+    good = [run for run in setup.runs if meets_goal(run, goal)]
+    if not good:
+        return 0.0, setup.runs[0]
+    best = max(good, key=lambda run: rate_of(run.goodput_rps, run, divide))
+    return rate_of(best.goodput_rps, best, divide), best
+
+
+def lengths(run: Run) -> str:
+    """Attainment by length of prompt and answer."""
+    inputs = sorted({(b.input_from, b.input_below) for b in run.buckets}, key=lambda e: e[0])
+    outputs = sorted({(b.output_from, b.output_below) for b in run.buckets}, key=lambda e: e[0])
+    cells = [
+        _Cell(
+            inputs.index((b.input_from, b.input_below)),
+            outputs.index((b.output_from, b.output_below)),
+            b.slo_attainment,
+            _short_percent(b.slo_attainment),
+            _about(b),
+        )
+        for b in run.buckets
+    ]
+    words = "Share within the SLO: " + "; ".join(cell.title for cell in cells)
+    columns, rows = [_upto(*edges) for edges in inputs], [_upto(*edges) for edges in outputs]
+    body, height = _grid(cells, columns, rows, "prompt, tokens", "answer, tokens", top=1.0)
+    return picture("lengths", "Attainment by length", words, _WIDTH, height, body)
+
+
+def _about(b: Bucket) -> str:
+    return (
+        f"prompt {_upto(b.input_from, b.input_below)}, answer "
+        f"{_upto(b.output_from, b.output_below)} tokens: {count(b.requests, 'request')}, "
+        f"{percent(b.slo_attainment)} within the SLO, TTFT p99 {milliseconds(b.ttft_ms.p99)}"
+    )
+
+
+def _upto(low: int, below: int | None) -> str:
+    return f"{_kilo(low)}+" if below is None else f"<{_kilo(below)}"
+
+
+def _kilo(n: int) -> str:
+    return f"{n // 1024}k" if n >= 1024 else str(n)
+
+
+def _short_percent(share: float | None) -> str:
+    return "-" if share is None else f"{int(share * 100)}"
+
+
+def _grid(
+    cells: Sequence[_Cell],
+    columns: Sequence[str],
+    rows: Sequence[str],
+    x_name: str,
+    y_name: str,
+    top: float | None = None,
+) -> tuple[str, float]:
+    """The boxes of a heat map and its height; rows grow upwards."""
+    n_rows = max([len(rows), *(cell.row + 1 for cell in cells)])
+    left, head = 72.0, 34.0
+    wide = min(110.0, (_WIDTH - left - 14) / max(1, len(columns)))
+    high = min(46.0, max(28.0, 270.0 / max(1, n_rows)))
+    bottom = head + n_rows * high
+    most = top or max((cell.value or 0.0 for cell in cells), default=0.0)
+    best = max((cell.value or 0.0 for cell in cells), default=0.0) if top is None else None
+    parts = [text(y_name, 14, 20, class_="name")]
+    for i, name in enumerate(columns):
+        x = left + (i + 0.5) * wide
+        parts.append(text(name, x, bottom + 18, class_="tick", text_anchor="middle"))
+    for i, name in enumerate(rows):
+        y = bottom - (i + 0.5) * high + 4
+        parts.append(text(name, left - 8, y, class_="tick", text_anchor="end"))
+    for cell in cells:
+        x, y = left + cell.column * wide, bottom - (cell.row + 1) * high
+        value = cell.value
+        shade = "none" if not value or most <= 0 else f"h{min(4, int(value / most * _SHADES))}"
+        edge = " top" if best and value == best else ""
+        box = tag(
+            "rect", class_=f"cell {shade}{edge}",
+            x=x + 2, y=y + 2, width=wide - 4, height=high - 4, rx=3,
+        )
+        words = text(
+            cell.label, x + wide / 2, y + high / 2 + 4.5,
+            class_=f"in {shade}{edge}", text_anchor="middle",
+        )
+        parts.append(titled(box + words, cell.title))
+    middle = left + len(columns) * wide / 2
+    parts.append(text(x_name, middle, bottom + 38, class_="name", text_anchor="middle"))
+    return "".join(parts), bottom + 50
+
+
+# -------------------------------------------------------------------------- phases
+
+
+def phases(rows: Sequence[Row]) -> str:
+    """One stacked bar a set-up: the mean of every phase up to the first token."""
+    drawn = sorted(rows, key=lambda row: _total(row.run))[:_MOST_BARS]
+    used = [name for name in PHASES if any(_mean(row.run, name) > 0 for row in drawn)]
+    left = max((width_of(row.setup.name) for row in drawn), default=0.0) + 20
+    left = min(left, 200.0)
+    longest = max((_total(row.run) for row in drawn), default=0.0) or 1.0
+    x = Scale(0, longest, left, _WIDTH - 76)
+    legend, head = _legend(used)
+    parts = [legend]
+    for i, row in enumerate(drawn):
+        parts.append(_bar(row, used, x, head + i * 30.0))
+    bottom = head + len(drawn) * 30.0 + 6
+    for value in ticks(0, longest):
+        if value <= longest:
+            at = x.at(value)
+            parts.insert(0, tag("line", class_="grid", x1=at, x2=at, y1=head - 6, y2=bottom))
+            label = number(value)
+            parts.append(text(label, at, bottom + 16, class_="tick", text_anchor="middle"))
+    middle = (x.start + x.end) / 2
+    parts.append(
+        text("mean time, ms", middle, bottom + 36, class_="name", text_anchor="middle")
+    )
+    words = "; ".join(
+        f"{row.setup.name}: "
+        + ", ".join(f"{spoken(name)} {milliseconds(_mean(row.run, name))}" for name in used)
+        for row in drawn
+    )
+    return picture("phases", "Mean TTFT by phase", words, _WIDTH, bottom + 46, "".join(parts))
+
+
+def _bar(row: Row, used: Sequence[str], x: Scale, y: float) -> str:
+    name = row.setup.name if len(row.setup.name) <= 27 else f"{row.setup.name[:26]}…"
+    parts = [text(name, x.start - 8, y + 16, class_="tick strong", text_anchor="end")]
+    done = 0.0
+    for phase in used:
+        took = _mean(row.run, phase)
+        if took > 0:
+            start = x.at(done)
+            done += took
+            box = {"x": start, "y": y, "width": x.at(done) - start, "height": 22.0}
+            drawn = tag("rect", class_=f"p-{phase}", **box)
+            if phase in WAITS:
+                drawn += tag("rect", fill="url(#hatch)", **box)
+            parts.append(titled(drawn, f"{row.setup.name}, {spoken(phase)}: {milliseconds(took)}"))
+    parts.append(text(milliseconds(done), x.at(done) + 7, y + 16, class_="tick strong"))
+    return "".join(parts)
+
+
+def _legend(used: Sequence[str]) -> tuple[str, float]:
+    """Boxes with names in rows, and where the bars begin below them."""
+    x, y = 14.0, 12.0
+    parts: list[str] = []
+    for name in used:
+        wide = 20 + width_of(spoken(name)) + 18
+        if x + wide > _WIDTH:
+            x, y = 14.0, y + 22
+        box = {"x": x, "y": y, "width": 13.0, "height": 13.0}
+        parts.append(tag("rect", class_=f"p-{name}", **box))
+        if name in WAITS:
+            parts.append(tag("rect", fill="url(#hatch)", **box))
+        parts.append(text(spoken(name), x + 19, y + 11, class_="tick"))
+        x += wide
+    return "".join(parts), y + 32
+
+
+def _mean(run: Run, phase: str) -> float:
+    found = run.phases_ms.get(phase)
+    return (found.mean or 0.0) if found is not None else 0.0
+
+
+def _total(run: Run) -> float:
+    return sum(_mean(run, name) for name in PHASES)
