@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from twofold.policy.lengths import N_BUCKETS
@@ -9,6 +10,7 @@ from twofold.policy.views import DecodeView, Incoming, PrefillView, SplitView, W
 
 NAMES = ("a", "b", "c", "d")
 MS = 1_000_000
+FEW = settings(max_examples=50)
 
 counts = st.integers(0, 40)
 tokens = st.integers(0, 50_000)

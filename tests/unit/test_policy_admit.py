@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.policy_support import MS, decode_views, incomings
+from tests.unit.policy_support import FEW, MS, decode_views, incomings
 from twofold.policy.admit import ADMISSIONS, Verdict, after
 from twofold.policy.chunk import CHUNK_BUDGETS, StepView
 from twofold.policy.views import AdmitView, DecodeView, Incoming
@@ -50,6 +50,7 @@ def admit(
     return ADMISSIONS[policy](view)
 
 
+@FEW
 @given(view=admit_views)
 def test_refusals_are_retryable_and_say_why(view: AdmitView) -> None:
     for policy, admission in ADMISSIONS.items():
@@ -61,6 +62,7 @@ def test_refusals_are_retryable_and_say_why(view: AdmitView) -> None:
 
 
 @pytest.mark.parametrize("policy", ["ttft", "joint", "joint_predicted"])
+@FEW
 @given(view=admit_views, ttft=st.integers(0, 9 * S), coming=st.integers(0, 40))
 def test_more_load_never_lets_a_refused_request_in(
     policy: str, view: AdmitView, ttft: int, coming: int
@@ -138,6 +140,7 @@ def test_answers_end_at_an_even_pace() -> None:
 # ------------------------------------------------------------------------------- chunks
 
 
+@FEW
 @given(
     view=st.builds(
         StepView,
@@ -170,6 +173,7 @@ def test_chunk_budgets() -> None:
     assert CHUNK_BUDGETS["tpot_goal"](view._replace(budget_left=300)) == 300
 
 
+@FEW
 @given(sequences=st.integers(0, 99), more=st.integers(0, 99))
 def test_slower_decodes_never_get_larger_chunks(sequences: int, more: int) -> None:
     view = StepView(4_096, 9, sequences * MS, 5_000_000, goal_ns=60 * MS)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.policy_support import MS, decode_views, incomings
+from tests.unit.policy_support import FEW, MS, decode_views, incomings
 from twofold.policy.decode import DECODE_CHOICES
 from twofold.policy.lengths import EDGES_TOKENS, N_BUCKETS, bucket, reserve_tokens
 from twofold.policy.views import DecodeView, Incoming, has_room
@@ -21,6 +21,7 @@ def choose(policy: str, *views: DecodeView, need: int = 0, predicted: int = 0) -
 
 
 @pytest.mark.parametrize("policy", ALL)
+@FEW
 @given(views=decode_views, incoming=incomings, order=st.permutations(range(4)))
 def test_takes_a_worker_that_is_up_whatever_their_order(
     policy: str, views: tuple[DecodeView, ...], incoming: Incoming, order: list[int]
@@ -32,6 +33,7 @@ def test_takes_a_worker_that_is_up_whatever_their_order(
 
 
 @pytest.mark.parametrize("policy", ROOMY)
+@FEW
 @given(views=decode_views, incoming=incomings)
 def test_room_comes_first(policy: str, views: tuple[DecodeView, ...], incoming: Incoming) -> None:
     roomy = [v.name for v in views if v.up and has_room(v, incoming.need_blocks)]
@@ -40,6 +42,7 @@ def test_room_comes_first(policy: str, views: tuple[DecodeView, ...], incoming: 
 
 
 @pytest.mark.parametrize("policy", ALL)
+@FEW
 @given(views=decode_views, incoming=incomings, which=st.integers(0, 3), by=st.integers(0, 60))
 def test_more_load_never_makes_a_worker_more_attractive(
     policy: str, views: tuple[DecodeView, ...], incoming: Incoming, which: int, by: int
@@ -117,6 +120,7 @@ def test_buckets_have_their_edges() -> None:
     assert N_BUCKETS == 4
 
 
+@FEW
 @given(predicted=st.integers(0, 10_000), most=st.integers(0, 10_000))
 def test_reserved_tokens_cover_the_prediction_within_the_request(predicted: int, most: int) -> None:
     n = reserve_tokens(predicted, most)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.policy_support import MS, split_views
+from tests.unit.policy_support import FEW, MS, split_views
 from twofold.policy.choice import describe
 from twofold.policy.mixed import role_now, roles_now
 from twofold.policy.split import SPLIT_CHOICES, local_cost_ns
@@ -26,6 +26,7 @@ def split(
 
 
 @pytest.mark.parametrize("policy", ALL)
+@FEW
 @given(view=split_views)
 def test_one_leg_goes_to_a_worker_that_is_up(policy: str, view: SplitView) -> None:
     choice = SPLIT_CHOICES[policy](view)
@@ -39,6 +40,7 @@ def test_one_leg_goes_to_a_worker_that_is_up(policy: str, view: SplitView) -> No
 
 
 @pytest.mark.parametrize("policy", ALL)
+@FEW
 @given(view=split_views, order=st.permutations(range(4)))
 def test_the_order_of_workers_does_not_matter(
     policy: str, view: SplitView, order: list[int]
@@ -47,6 +49,7 @@ def test_the_order_of_workers_does_not_matter(
     assert SPLIT_CHOICES[policy](other).worker == SPLIT_CHOICES[policy](view).worker
 
 
+@FEW
 @given(view=split_views, by=st.integers(0, 100_000))
 def test_a_longer_remote_queue_never_brings_back_the_second_leg(view: SplitView, by: int) -> None:
     if view.remote is None:
@@ -57,6 +60,7 @@ def test_a_longer_remote_queue_never_brings_back_the_second_leg(view: SplitView,
             assert SPLIT_CHOICES[policy](view._replace(remote=slower)).worker
 
 
+@FEW
 @given(view=split_views, queued=st.integers(0, 50_000), sequences=st.integers(0, 50))
 def test_busier_decode_workers_never_draw_a_prompt(
     view: SplitView, queued: int, sequences: int

@@ -61,8 +61,10 @@ def attainment(setups: Sequence[Setup], goal: Goal | None) -> str:
     plot = _plot(lines, right=_right(lines), top=1.0)
     per = "requests/s per GPU" if divide else "requests/s"
     body = plot.frame(
-        _x_ticks(plot), [(share, percent(share)) for share in (0, 0.25, 0.5, 0.75, 1)],
-        f"offered rate, {per}", "within the SLO",
+        _x_ticks(plot),
+        [(share, percent(share)) for share in (0, 0.25, 0.5, 0.75, 1)],
+        f"offered rate, {per}",
+        "within the SLO",
     )
     if goal is not None:
         y = plot.y.at(goal.attainment)
@@ -97,16 +99,27 @@ def goodput(setups: Sequence[Setup]) -> str:
     plot = _plot(lines, right=_right(lines))
     per = "requests/s per GPU" if divide else "requests/s"
     body = plot.frame(
-        _x_ticks(plot), [(value, number(value)) for value in ticks(0, plot.y.high)],
-        f"throughput (finished), {per}", f"goodput (within the SLO), {per}",
+        _x_ticks(plot),
+        [(value, number(value)) for value in ticks(0, plot.y.high)],
+        f"throughput (finished), {per}",
+        f"goodput (within the SLO), {per}",
     )
     end = min(plot.x.high, plot.y.high)
     body += tag(
-        "line", class_="goal",
-        x1=plot.x.at(0), y1=plot.y.at(0), x2=plot.x.at(end), y2=plot.y.at(end),
+        "line",
+        class_="goal",
+        x1=plot.x.at(0),
+        y1=plot.y.at(0),
+        x2=plot.x.at(end),
+        y2=plot.y.at(end),
     )
-    body += text("all good", plot.x.at(end * 0.5) - 8, plot.y.at(end * 0.5) - 6,
-                 class_="goal-name", text_anchor="end")
+    body += text(
+        "all good",
+        plot.x.at(end * 0.5) - 8,
+        plot.y.at(end * 0.5) - 6,
+        class_="goal-name",
+        text_anchor="end",
+    )
     words = "Goodput against throughput: " + "; ".join(
         f"{line.name}: up to {number(max((y for _, y, _ in line.points), default=0.0))}/s good"
         for line in lines[:COLOURS]
@@ -180,9 +193,7 @@ def _draw(lines: Sequence[Line], plot: Plot) -> str:
     for line, end, y in zip(named, ends, places_y, strict=True):
         i = lines.index(line)
         x = plot.x.at(line.points[-1][0])
-        parts.append(
-            tag("line", class_="lead", x1=x + 6, y1=end, x2=plot.x.end + 8, y2=y)
-        )
+        parts.append(tag("line", class_="lead", x1=x + 6, y1=end, x2=plot.x.end + 8, y2=y))
         parts.append(text(_short(line.name), plot.x.end + 12, y + 4, class_=f"label t{i}"))
     if len(lines) > COLOURS:
         more = f"grey: {len(lines) - COLOURS} more"
@@ -208,7 +219,10 @@ def queues(ident: str, name: str, found: Queues) -> str:
         labels = [(t, number(t) if last else "") for t in ticks(x.low, x.high) if t <= x.high]
         parts.append(
             plot.frame(
-                labels, [(v, number(v)) for v in ticks(0, high, 4)], "time, s" if last else "", title
+                labels,
+                [(v, number(v)) for v in ticks(0, high, 4)],
+                "time, s" if last else "",
+                title,
             )
         )
         parts += _worker_lines(found.workers, depths, seconds, plot)
@@ -237,7 +251,11 @@ def _worker_lines(
         drawn = [
             (f"{role}, most on any worker", [max(at) for at in zip(*of, strict=True)])
             for role in _ROLES
-            if (of := [d for worker, d in zip(workers, depths, strict=True) if role_of(worker) == role])
+            if (
+                of := [
+                    d for worker, d in zip(workers, depths, strict=True) if role_of(worker) == role
+                ]
+            )
         ]
     parts: list[str] = []
     for worker, depth in drawn:

@@ -16,7 +16,7 @@ import msgspec
 from twofold import __version__
 from twofold.metrics.digest import digest as digest_of
 from twofold.metrics.record import RequestRecord
-from twofold.metrics.slo import Figures, Percentiles, Slo
+from twofold.metrics.slo import Figures, Slo
 from twofold.report.buckets import Bucket, Measure, buckets_of, finite, measure
 from twofold.report.queues import Queues
 
@@ -188,23 +188,16 @@ def run_of(
         goodput_rps=figures.goodput_rps,
         throughput_rps=figures.throughput_rps,
         output_tokens_per_s=figures.output_tokens_per_s,
-        **_measures(figures),
+        ttft_ms=measure(figures.ttft_ms),
+        tpot_ms=measure(figures.tpot_ms),
+        itl_ms=measure(figures.itl_ms),
+        e2e_ms=measure(figures.e2e_ms),
         phases_ms={name: measure(found) for name, found in figures.phases_ms.items()},
         buckets=buckets_of(records, slo),
         digest=digest_of(records) if digest is None else digest,
         gpus=gpus,
         **rest,
     )
-
-
-def _measures(figures: Figures) -> dict[str, Measure]:
-    found: dict[str, Percentiles] = {
-        "ttft_ms": figures.ttft_ms,
-        "tpot_ms": figures.tpot_ms,
-        "itl_ms": figures.itl_ms,
-        "e2e_ms": figures.e2e_ms,
-    }
-    return {name: measure(one) for name, one in found.items()}
 
 
 def replay_of(header: Header, runs: Sequence[Run], goal: Goal | None = None) -> Replay:

@@ -135,7 +135,9 @@ def titled(element: str, title: str) -> str:
     return tag("g", tag("title", esc(title)), element)
 
 
-def picture(ident: str, title: str, description: str, width: float, height: float, body: str) -> str:
+def picture(
+    ident: str, title: str, description: str, width: float, height: float, body: str
+) -> str:
     """An SVG with a title and a description for those who do not see it."""
     return tag(
         "svg",

@@ -134,12 +134,20 @@ def _grid(
         shade = "none" if not value or most <= 0 else f"h{min(4, int(value / most * _SHADES))}"
         edge = " top" if best and value == best else ""
         box = tag(
-            "rect", class_=f"cell {shade}{edge}",
-            x=x + 2, y=y + 2, width=wide - 4, height=high - 4, rx=3,
+            "rect",
+            class_=f"cell {shade}{edge}",
+            x=x + 2,
+            y=y + 2,
+            width=wide - 4,
+            height=high - 4,
+            rx=3,
         )
         words = text(
-            cell.label, x + wide / 2, y + high / 2 + 4.5,
-            class_=f"in {shade}{edge}", text_anchor="middle",
+            cell.label,
+            x + wide / 2,
+            y + high / 2 + 4.5,
+            class_=f"in {shade}{edge}",
+            text_anchor="middle",
         )
         parts.append(titled(box + words, cell.title))
     middle = left + len(columns) * wide / 2
@@ -170,9 +178,7 @@ def phases(rows: Sequence[Row]) -> str:
             label = number(value)
             parts.append(text(label, at, bottom + 16, class_="tick", text_anchor="middle"))
     middle = (x.start + x.end) / 2
-    parts.append(
-        text("mean time, ms", middle, bottom + 36, class_="name", text_anchor="middle")
-    )
+    parts.append(text("mean time, ms", middle, bottom + 36, class_="name", text_anchor="middle"))
     words = "; ".join(
         f"{row.setup.name}: "
         + ", ".join(f"{spoken(name)} {milliseconds(_mean(row.run, name))}" for name in used)
