@@ -59,13 +59,13 @@ def test_the_digest_tells_runs_apart() -> None:
 def test_events_run_in_order_of_time_then_kind_then_sequence() -> None:
     events = Events()
     ran: list[str] = []
-    events.at(5, Kind.WAKE, ran.append, "5 wake")
-    events.at(5, Kind.LEG, ran.append, "5 leg, first")
-    events.at(9, Kind.FAULT, ran.append, "9 fault")
-    events.at(5, Kind.RESULT, ran.append, "5 result")
-    events.at(5, Kind.LEG, ran.append, "5 leg, second")
-    events.at(5, Kind.ARRIVAL, ran.append, "5 arrival")
-    events.at(5, Kind.PEER, ran.append, "5 peer")
+    events.at(5, Kind.WAKE, 0, ran.append, "5 wake")
+    events.at(5, Kind.LEG, 0, ran.append, "5 leg, first")
+    events.at(9, Kind.FAULT, 0, ran.append, "9 fault")
+    events.at(5, Kind.RESULT, 0, ran.append, "5 result")
+    events.at(5, Kind.LEG, 0, ran.append, "5 leg, second")
+    events.at(5, Kind.ARRIVAL, 0, ran.append, "5 arrival")
+    events.at(5, Kind.PEER, 0, ran.append, "5 peer")
     events.run()
     assert ran == [
         "5 result",
@@ -78,7 +78,7 @@ def test_events_run_in_order_of_time_then_kind_then_sequence() -> None:
     ]
     assert events.now_ns == 9
     with pytest.raises(AssertionError, match="is past"):
-        events.at(8, Kind.LEG, ran.append, "late")
+        events.at(8, Kind.LEG, 0, ran.append, "late")
 
 
 def test_arrivals_of_one_nanosecond_keep_their_order() -> None:

@@ -16,7 +16,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from twofold.core import prefix
+from twofold.core import links as links_module
+from twofold.core.links import Link
 from twofold.core.blocks import BlockPool, Hold
 
 B = 2
@@ -46,7 +47,7 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(N_BLOCKS, B)
-        self.users: dict[int, tuple[Prefix, list[int], list[prefix.Link], int]] = {}
+        self.users: dict[int, tuple[Prefix, list[int], list[Link], int]] = {}
         self.content: dict[int, Prefix] = {}  # block: what was last computed into it
         self.lru: list[int] = []
         self.n = 0
@@ -55,14 +56,14 @@ class PoolMachine(RuleBasedStateMachine):
     def start(self) -> None:
         self.patch = pytest.MonkeyPatch()
         if self.bits < 128:
-            self.patch.setattr(prefix, "block_key", narrow(self.bits))
+            self.patch.setattr(links_module, "block_key", narrow(self.bits))
 
     def teardown(self) -> None:
         self.patch.undo()
 
     @rule(tokens=prompts, salt=salts, n_computed=st.integers(0, 4))
     def place(self, tokens: tuple[int, ...], salt: str, n_computed: int) -> None:
-        links: list[prefix.Link] = []
+        links: list[Link] = []
         hits = self.pool.lookup(tokens, salt, links)
         assert len(hits) * B < len(tokens), "a hit covers the whole prompt"
         for i, block in enumerate(hits):
@@ -161,7 +162,7 @@ def pool() -> Iterator[BlockPool]:
 
 
 def fill(pool: BlockPool, tokens: tuple[int, ...], salt: str = "") -> list[int]:
-    links: list[prefix.Link] = []
+    links: list[Link] = []
     hits = pool.lookup(tokens, salt, links)
     pool.share(hits)
     blocks = hits + pool.allocate(-(-len(tokens) // B) - len(hits))

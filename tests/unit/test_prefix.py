@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twofold.core import prefix
+from twofold.core import links as links_module
+from twofold.core.links import Link
 from twofold.core.prefix import PrefixCache
 
 B = 3
@@ -16,7 +17,7 @@ B = 3
 
 def fill(cache: PrefixCache, tokens: Sequence[int], first: int, salt: str = "") -> None:
     """Record every full block of `tokens` as blocks `first`, `first` + 1, ..."""
-    links: list[prefix.Link] = []
+    links: list[Link] = []
     for i in range(len(tokens) // B):
         cache.insert(first + i, i, tokens, salt, links)
 
@@ -46,8 +47,8 @@ def test_salts_never_meet() -> None:
 
 
 def test_salts_never_meet_even_when_keys_collide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix, "block_key", lambda parent, tokens: b"same")
-    monkeypatch.setattr(prefix, "root_key", lambda salt: b"root")
+    monkeypatch.setattr(links_module, "block_key", lambda parent, tokens: b"same")
+    monkeypatch.setattr(links_module, "root_key", lambda salt: b"root")
     cache = PrefixCache(B)
     tokens = list(range(2 * B))
     fill(cache, tokens, 0, "one")
@@ -62,7 +63,7 @@ def test_same_tokens_after_another_head_are_no_hit() -> None:
 
 
 def test_colliding_key_of_other_tokens_is_no_hit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix, "block_key", lambda parent, tokens: b"same")
+    monkeypatch.setattr(links_module, "block_key", lambda parent, tokens: b"same")
     cache = PrefixCache(B)
     fill(cache, [1, 1, 1], 0)
     assert cache.lookup([1, 1, 1, 9], "", []) == [0]
@@ -72,12 +73,12 @@ def test_colliding_key_of_other_tokens_is_no_hit(monkeypatch: pytest.MonkeyPatch
 def test_tail_behind_a_head_that_collided_is_no_hit(monkeypatch: pytest.MonkeyPatch) -> None:
     # Heads 1 and 2 collide; only the first is recorded. The tail recorded behind the second must
     # not be found behind the first, although its parent's key is the same.
-    real = prefix.block_key
+    real = links_module.block_key
 
     def colliding(parent: bytes, tokens: Sequence[int]) -> bytes:
         return b"head" if tuple(tokens) in ((1, 1, 1), (2, 2, 2)) else real(parent, tokens)
 
-    monkeypatch.setattr(prefix, "block_key", colliding)
+    monkeypatch.setattr(links_module, "block_key", colliding)
     cache = PrefixCache(B)
     fill(cache, [1, 1, 1], 0)
     fill(cache, [2, 2, 2, 5, 5, 5], 1)
@@ -115,7 +116,7 @@ def test_forgotten_block_is_no_hit_and_can_be_recorded_anew() -> None:
 )
 def test_memo_of_keys_changes_nothing(prompts: list[list[int]], tokens: list[int]) -> None:
     cache = PrefixCache(B)
-    memo: list[prefix.Link] = []
+    memo: list[Link] = []
     for i, prompt in enumerate(prompts):
         fill(cache, prompt, 10 * i)
         assert cache.lookup(tokens, "", memo) == cache.lookup(tokens, "", [])

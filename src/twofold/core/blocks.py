@@ -17,7 +17,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from twofold.core.prefix import Link, PrefixCache
+from twofold.core.abridged import TokenList
+from twofold.core.links import Link
+from twofold.core.prefix import PrefixCache
 from twofold.types import BlockId, RequestId
 
 
@@ -65,6 +67,7 @@ class BlockPool:
         self._lru: OrderedDict[BlockId, None] = OrderedDict()
         self._n_held = 0
         self.n_evicted = 0
+        self.n_released = 0
 
     # ------------------------------------------------------------------ counts
 
@@ -85,6 +88,16 @@ class BlockPool:
     def references(self, block: BlockId) -> int:
         """How many requests and handoffs use `block`."""
         return self._refs[block]
+
+    def freed_by(self, releases: Sequence[Sequence[BlockId]], but: Sequence[BlockId]) -> int:
+        """How many blocks other than `but` would be idle after all of `releases`."""
+        uses: dict[BlockId, int] = {}
+        for blocks in releases:
+            for block in blocks:
+                uses[block] = uses.get(block, 0) + 1
+        for block in but:
+            uses.pop(block, None)
+        return sum(1 for block, n in uses.items() if n == self._refs[block])
 
     # -------------------------------------------------------------- references
 
@@ -120,6 +133,7 @@ class BlockPool:
         Goes from the last block to the first, so that of one prompt's cached blocks the tail is
         evicted before the head, which more prompts share.
         """
+        self.n_released += 1
         for block in reversed(blocks):
             refs = self._refs[block] - 1
             assert refs >= 0, f"block {block} released more often than taken"
@@ -155,13 +169,13 @@ class BlockPool:
     # ------------------------------------------------------------ prefix cache
 
     def remember(
-        self, block: BlockId, index: int, tokens: Sequence[int], salt: str, links: list[Link]
+        self, block: BlockId, index: int, tokens: TokenList, salt: str, links: list[Link]
     ) -> None:
         """The full block number `index` of `tokens` has been computed into `block`."""
         if self._caching:
             self.cache.insert(block, index, tokens, salt, links)
 
-    def lookup(self, tokens: Sequence[int], salt: str, links: list[Link]) -> list[BlockId]:
+    def lookup(self, tokens: TokenList, salt: str, links: list[Link]) -> list[BlockId]:
         """Cached blocks that `tokens` starts with (see `PrefixCache.lookup`); takes none."""
         return self.cache.lookup(tokens, salt, links) if self._caching else []
 

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable
-from typing import Literal
+from operator import attrgetter
+from typing import Final, Literal
 
 from twofold.core.blocks import BlockPool
 from twofold.core.request import Request, State
@@ -31,8 +32,7 @@ Outcome = Literal["finished", "refused", "failed", "cancelled"]
 Effects = list[WorkerEffect]
 
 
-def _age(request: Request) -> RequestId:
-    return request.id
+_age: Final = attrgetter("id")
 
 
 class Engine:
@@ -77,6 +77,8 @@ class Engine:
         self.n_steps = 0
         self.n_preemptions = 0
         self._in_step: dict[RequestId, Request] = {}
+        self._n_enqueued = 0
+        self._tried: tuple[int, int, int] | None = None
 
     # ------------------------------------------------------------------ arrive
 
@@ -102,6 +104,7 @@ class Engine:
     def enqueue(self, request: Request) -> None:
         """Let `request`, whose ids are known, wait for its place."""
         request.state = State.WAITING
+        self._n_enqueued += 1
         insort(self.waiting, request, key=_age)
 
     # ------------------------------------------------------------------- steps
@@ -193,17 +196,32 @@ class Engine:
         if self.n_placed - len(without) >= self.max_num_seqs:
             return False
         need, hits = self._need(request)
-        uses: dict[BlockId, int] = {}
-        for other in without:
-            for block in other.blocks:
-                uses[block] = uses.get(block, 0) + 1
-        for block in hits:
-            uses.pop(block, None)  # counted as taken, not as needed
-        gain = sum(1 for block, n in uses.items() if n == self.pool.references(block))
+        # Blocks that it starts with are counted as taken, not as needed.
+        gain = self.pool.freed_by([r.blocks for r in without], hits)
         spare = batch.spare_blocks(len(self.running) - len(without), self.pool.n_blocks)
         return need + spare <= self.pool.available + gain
 
+    def _changes(self) -> tuple[int, int, int]:
+        """Counts that stand still as long as no waiting request has got a better chance."""
+        return self.pool.n_released, self._n_enqueued, self.pool.cache.n_inserted
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether trying to place what waits is in vain until blocks come back or one arrives."""
+        return not self.waiting or (
+            self._tried is not None and self._tried[:2] == self._changes()[:2]
+        )
+
     def _place_waiting(
+        self, work: list[tuple[RequestId, int, int]], budget: int, now_ns: int, out: Effects
+    ) -> None:
+        if self._tried != self._changes():
+            self._try_all(work, budget, now_ns, out)
+        # With no budget left some were not even tried.
+        spent = sum(n for _, _, n in work) >= self.max_num_batched_tokens
+        self._tried = None if spent else self._changes()
+
+    def _try_all(
         self, work: list[tuple[RequestId, int, int]], budget: int, now_ns: int, out: Effects
     ) -> None:
         passed: list[Request] = []

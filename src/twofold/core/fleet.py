@@ -16,7 +16,7 @@ from twofold.core.handoff.layout import incompatibility
 from twofold.core.routed_prefixes import RoutedPrefixes
 from twofold.messages import WorkerSeen
 from twofold.policy.lengths import N_BUCKETS, bucket
-from twofold.policy.views import DecodeView, PrefillView, WholeView
+from twofold.policy.views import DecodeView, PrefillView, WholeView, work_ns
 from twofold.types import NS_PER_S, ceil_div
 
 PRIOR_TOKENS_PER_S: Final = 10_000
@@ -29,6 +29,7 @@ Alike for all, so it favours none of them. It sets only what waiting weighs agai
 class Load(Protocol):
     """What a request is to the worker that it is sent to."""
 
+    number: int
     weight: int
     uncached: int
     need_blocks: int
@@ -72,6 +73,8 @@ class Fleet:
         self._handing = Rate()
         self._steps = Line()
         self._pairs: dict[str, list[str]] | None = None
+        self.coming = 0  # requests at prefill workers, and the blocks that decode will need
+        self.coming_blocks = 0
 
     # ----------------------------------------------------------------- presence
 
@@ -219,7 +222,18 @@ class Fleet:
     def _tokens_per_s(self, worker: RouterWorker) -> int:
         return worker.reading.per_s or self._reading.per_s or PRIOR_TOKENS_PER_S
 
+    def reading_ns(self, worker: str, load: Load) -> int:
+        """Time until `worker` has read the prompt, after those that wait there."""
+        known = self.workers[worker]
+        tokens = known.queued_tokens + self.uncached(worker, load)
+        return work_ns(tokens, self._tokens_per_s(known))
+
     # -------------------------------------------------------------------- loads
+
+    def come(self, load: Load, sign: int) -> None:
+        """A request will be handed to decode (+1), or has been or never will be (-1)."""
+        self.coming += sign
+        self.coming_blocks += sign * load.need_blocks
 
     def leg(self, worker: str, load: Load, sign: int) -> None:
         """A leg is sent to `worker` (+1) or is over (-1)."""

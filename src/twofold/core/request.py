@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from twofold.core.prefix import Link
+from twofold.core.abridged import known_links, token_list
+from twofold.core.links import Link
 from twofold.types import BlockId, KVHandle, RequestId, ceil_div
 
 
@@ -76,7 +77,7 @@ class Request:
         now_ns: int,
     ) -> None:
         self.id = request_id
-        self.tokens = list(tokens)
+        self.tokens = token_list(tokens)
         self.n_prompt = source.n_tokens if source else len(tokens)
         self.max_tokens = max_tokens
         self.min_tokens = min_tokens
@@ -88,7 +89,7 @@ class Request:
         self.state = State.WAITING
         self.blocks: list[BlockId] = []
         self.computed = 0
-        self.links: list[Link] = []
+        self.links: list[Link] = known_links(self.tokens)
         self.n_cached = 0
         self.n_preempted = 0
         self.bypassed = 0
@@ -101,6 +102,11 @@ class Request:
         self.checksums: tuple[int, ...] = ()
         self.segment = ""
         self.n_bytes = 0
+
+    def ids(self) -> list[int]:
+        """All known token ids, for whoever computes with them."""
+        assert isinstance(self.tokens, list), "an abridged prompt has no ids"
+        return self.tokens
 
     @property
     def n_output(self) -> int:

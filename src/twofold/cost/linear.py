@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 SHIFT: Final = 16
 """Times are kept as integers of 2**-SHIFT ns; slopes are then right to 2**-17 ns a token."""
 
@@ -92,6 +95,26 @@ class Pieces:
             n -= here
             x += here * step
         return total
+
+    def many(self, x: int, step: int, n: int) -> npt.NDArray[np.int64]:
+        """at(x), at(x + step), ... as n values; step >= 1, n >= 0."""
+        xs, parts = self._xs, []
+        while n > 0:
+            i = bisect_right(xs, x) - 1
+            here = n
+            if i + 1 < len(xs):
+                here = min(n, -(-(xs[i + 1] - x) // step))
+            if i < 0:
+                parts.append(np.full(here, self._ys[0] >> SHIFT, dtype=np.int64))
+            else:
+                first = self._ys[i] + self._slopes[i] * (x - xs[i])
+                values = first + self._slopes[i] * step * np.arange(here, dtype=np.int64)
+                parts.append(np.maximum(values >> SHIFT, 0))
+            n -= here
+            x += here * step
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
     def _piece(self, i: int, x: int, step: int, n: int) -> int:
         if i < 0:

@@ -11,6 +11,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from twofold.cost.errors import CostError, OutOfRange
 from twofold.cost.linear import Pieces
 
@@ -37,6 +40,9 @@ class StepTime(Protocol):
 
         Exactly the sum of step_ns((), batch, context + i * batch) over i in [0, k).
         """
+
+    def decode_steps_ns(self, batch: int, context: int, k: int) -> npt.NDArray[np.int64]:
+        """The k times that `decode_run_ns` adds up."""
 
     def decode_steps_within(
         self, batch: int, context: int, budget_ns: int, most: int
@@ -84,6 +90,12 @@ class DecodeRuns:
         if k <= 0:
             return 0
         return self._decode(batch, context + (k - 1) * batch).run(context, batch, k)
+
+    def decode_steps_ns(self, batch: int, context: int, k: int) -> npt.NDArray[np.int64]:
+        """See StepTime."""
+        if k <= 0:
+            return np.empty(0, dtype=np.int64)
+        return self._decode(batch, context + (k - 1) * batch).many(context, batch, k)
 
     def decode_steps_within(
         self, batch: int, context: int, budget_ns: int, most: int

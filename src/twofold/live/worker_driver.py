@@ -166,7 +166,7 @@ class WorkerDriver:
 
     def _row(self, request_id: RequestId, start: int, n: int) -> Row:
         request = self.core.engine.row(request_id)
-        tokens = request.tokens
+        tokens = request.ids()
         sample = start + n == len(tokens)
         early = sample and request.n_output < request.min_tokens
         return Row(

@@ -109,3 +109,6 @@ SPLIT_CHOICES: Final[dict[str, SplitChoice]] = {
 
 READ_PREFIXES: Final = ("projected", "threshold")
 """Those that need `uncached_tokens` per worker."""
+
+LOOK_AT_PAIRS_FIRST: Final = ("always",)
+"""Those that look at `whole` only when `remote` is None."""

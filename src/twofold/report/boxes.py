@@ -8,8 +8,16 @@ from typing import Final, NamedTuple
 from twofold.metrics.ledger import PHASES
 from twofold.report.buckets import Bucket
 from twofold.report.results import Goal, Run
-from twofold.report.setups import Row, Setup, meets_goal, per_gpu, rate_of
-from twofold.report.svg import Scale, picture, tag, text, ticks, titled, width_of
+from twofold.report.setups import (
+    Row,
+    Setup,
+    drawn_up_to,
+    mean_ttft_ms,
+    meets_goal,
+    per_gpu,
+    rate_of,
+)
+from twofold.report.svg import Scale, coord, picture, tag, text, ticks, titled, width_of
 from twofold.report.words import count, milliseconds, number, percent, scale, spoken
 
 _WIDTH: Final = 620.0
@@ -20,9 +28,11 @@ WAITS: Final = frozenset({"queue", "prefill_queue", "handoff_wait", "decode_queu
 
 
 class _Cell(NamedTuple):
+    """One box of a heat map: its place, its looks (CSS classes) and its words."""
+
     column: int
     row: int
-    value: float | None
+    look: str
     label: str
     title: str
 
@@ -35,20 +45,25 @@ def ratios(setups: Sequence[Setup], goal: Goal | None) -> str:
         value, run = _peak(setup, goal, divide)
         if setup.pools not in best or value > best[setup.pools][0]:
             best[setup.pools] = (value, setup, run)
+    most = max((value for value, _, _ in best.values()), default=0.0)
     prefills = sorted({p for p, _, m in best if p and not m})
     decodes = sorted({d for p, d, m in best if p and not m})
     others = [pools for pools in best if pools[2] or not pools[0]]
+    columns = [f"{p}P" for p in prefills]
+    if others:
+        # An empty column sets apart what has no ratio.
+        columns = [*columns, *[""] * bool(columns), "unsplit"]
     cells: list[_Cell] = []
     for pools, (value, setup, run) in best.items():
         words = f"{setup.name}: goodput {number(value)}/s at {scale(run.rate_scale)}"
         label = number(value) if value else "missed"
         if pools in others:
-            at = (len(prefills), others.index(pools))
+            at = (len(columns) - 1, others.index(pools))
             label = f"{setup.runs[0].pools}: {label}"
         else:
             at = (prefills.index(pools[0]), decodes.index(pools[1]))
-        cells.append(_Cell(at[0], at[1], value, label, words))
-    columns = [f"{p}P" for p in prefills] + (["unsplit"] if others else [])
+        look = _shade(value / most) + (" top" if value == most else "") if value else "none"
+        cells.append(_Cell(at[0], at[1], look, label, words))
     rows = [f"{d}D" for d in decodes]
     per = "/s per GPU" if divide else "/s"
     words = f"Goodput{per} by ratio: " + ", ".join(cell.title for cell in cells)
@@ -65,15 +80,15 @@ def _peak(setup: Setup, goal: Goal | None, divide: bool) -> tuple[float, Run]:
     return rate_of(best.goodput_rps, best, divide), best
 
 
-def lengths(run: Run) -> str:
+def lengths(run: Run, goal: Goal) -> str:
     """Attainment by length of prompt and answer."""
-    inputs = sorted({(b.input_from, b.input_below) for b in run.buckets}, key=lambda e: e[0])
-    outputs = sorted({(b.output_from, b.output_below) for b in run.buckets}, key=lambda e: e[0])
+    inputs = sorted({b.input_from: b.input_below for b in run.buckets}.items())
+    outputs = sorted({b.output_from: b.output_below for b in run.buckets}.items())
     cells = [
         _Cell(
             inputs.index((b.input_from, b.input_below)),
             outputs.index((b.output_from, b.output_below)),
-            b.slo_attainment,
+            _attained(b.slo_attainment, goal),
             _short_percent(b.slo_attainment),
             _about(b),
         )
@@ -81,8 +96,18 @@ def lengths(run: Run) -> str:
     ]
     words = "Share within the SLO: " + "; ".join(cell.title for cell in cells)
     columns, rows = [_upto(*edges) for edges in inputs], [_upto(*edges) for edges in outputs]
-    body, height = _grid(cells, columns, rows, "prompt, tokens", "answer, tokens", top=1.0)
+    body, height = _grid(cells, columns, rows, "prompt, tokens", "answer, tokens")
     return picture("lengths", "Attainment by length", words, _WIDTH, height, body)
+
+
+def _attained(share: float | None, goal: Goal) -> str:
+    if share is None:
+        return "none"
+    return _shade(share) + ("" if share >= goal.attainment else " below")
+
+
+def _shade(share: float) -> str:
+    return f"h{max(0, min(_SHADES - 1, int(share * _SHADES)))}"
 
 
 def _about(b: Bucket) -> str:
@@ -111,7 +136,6 @@ def _grid(
     rows: Sequence[str],
     x_name: str,
     y_name: str,
-    top: float | None = None,
 ) -> tuple[str, float]:
     """The boxes of a heat map and its height; rows grow upwards."""
     n_rows = max([len(rows), *(cell.row + 1 for cell in cells)])
@@ -119,8 +143,6 @@ def _grid(
     wide = min(110.0, (_WIDTH - left - 14) / max(1, len(columns)))
     high = min(46.0, max(28.0, 270.0 / max(1, n_rows)))
     bottom = head + n_rows * high
-    most = top or max((cell.value or 0.0 for cell in cells), default=0.0)
-    best = max((cell.value or 0.0 for cell in cells), default=0.0) if top is None else None
     parts = [text(y_name, 14, 20, class_="name")]
     for i, name in enumerate(columns):
         x = left + (i + 0.5) * wide
@@ -130,12 +152,9 @@ def _grid(
         parts.append(text(name, left - 8, y, class_="tick", text_anchor="end"))
     for cell in cells:
         x, y = left + cell.column * wide, bottom - (cell.row + 1) * high
-        value = cell.value
-        shade = "none" if not value or most <= 0 else f"h{min(4, int(value / most * _SHADES))}"
-        edge = " top" if best and value == best else ""
         box = tag(
             "rect",
-            class_=f"cell {shade}{edge}",
+            class_=f"cell {cell.look}",
             x=x + 2,
             y=y + 2,
             width=wide - 4,
@@ -146,7 +165,7 @@ def _grid(
             cell.label,
             x + wide / 2,
             y + high / 2 + 4.5,
-            class_=f"in {shade}{edge}",
+            class_=f"in {cell.look}",
             text_anchor="middle",
         )
         parts.append(titled(box + words, cell.title))
@@ -158,13 +177,13 @@ def _grid(
 # -------------------------------------------------------------------------- phases
 
 
-def phases(rows: Sequence[Row]) -> str:
+def phases(rows: Sequence[Row], goal: Goal | None) -> str:
     """One stacked bar a set-up: the mean of every phase up to the first token."""
-    drawn = sorted(rows, key=lambda row: _total(row.run))[:_MOST_BARS]
+    drawn = sorted(rows, key=lambda row: mean_ttft_ms(row.run))[:_MOST_BARS]
     used = [name for name in PHASES if any(_mean(row.run, name) > 0 for row in drawn)]
     left = max((width_of(row.setup.name) for row in drawn), default=0.0) + 20
     left = min(left, 200.0)
-    longest = max((_total(row.run) for row in drawn), default=0.0) or 1.0
+    longest = drawn_up_to(drawn, goal) or 1.0
     x = Scale(0, longest, left, _WIDTH - 76)
     legend, head = _legend(used)
     parts = [legend]
@@ -194,14 +213,18 @@ def _bar(row: Row, used: Sequence[str], x: Scale, y: float) -> str:
     for phase in used:
         took = _mean(row.run, phase)
         if took > 0:
-            start = x.at(done)
+            start, end = x.at(min(done, x.high)), x.at(min(done + took, x.high))
             done += took
-            box = {"x": start, "y": y, "width": x.at(done) - start, "height": 22.0}
+            box = {"x": start, "y": y, "width": end - start, "height": 22.0}
             drawn = tag("rect", class_=f"p-{phase}", **box)
             if phase in WAITS:
                 drawn += tag("rect", fill="url(#hatch)", **box)
             parts.append(titled(drawn, f"{row.setup.name}, {spoken(phase)}: {milliseconds(took)}"))
-    parts.append(text(milliseconds(done), x.at(done) + 7, y + 16, class_="tick strong"))
+    end = x.at(min(done, x.high))
+    if done > x.high:
+        torn = f"M{coord(end - 9)},{coord(y + 24)} l6,-26 M{coord(end - 4)},{coord(y + 24)} l6,-26"
+        parts.append(tag("path", class_="torn", d=torn))
+    parts.append(text(milliseconds(done), end + 7, y + 16, class_="tick strong"))
     return "".join(parts)
 
 
@@ -225,7 +248,3 @@ def _legend(used: Sequence[str]) -> tuple[str, float]:
 def _mean(run: Run, phase: str) -> float:
     found = run.phases_ms.get(phase)
     return (found.mean or 0.0) if found is not None else 0.0
-
-
-def _total(run: Run) -> float:
-    return sum(_mean(run, name) for name in PHASES)

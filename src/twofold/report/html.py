@@ -154,20 +154,20 @@ def _charts(setups: Sequence[Setup], goal: Goal | None) -> str:
             "below it is work that came too late.",
             lines.goodput(setups),
         ),
-        *_phases(rows),
+        *_phases(rows, goal),
         *_ratios(setups, goal),
         *_of_contenders(contenders(rows, goal), goal),
     ]
     return tag("h2", "Charts") + tag("div", *figures, class_="charts")
 
 
-def _phases(rows: Sequence[Row]) -> list[str]:
+def _phases(rows: Sequence[Row], goal: Goal | None) -> list[str]:
     shown = [row for row in rows if any(p.mean for p in row.run.phases_ms.values())]
     if not shown:
         return []
     title = f"Where the time to the first token goes, at {scale(shown[0].run.rate_scale)}"
     words = "Means of all requests that got a token. Hatched phases are waiting, the others work."
-    return [_figure(title, words, boxes.phases(shown))]
+    return [_figure(title, words, boxes.phases(shown, goal))]
 
 
 def _ratios(setups: Sequence[Setup], goal: Goal | None) -> list[str]:
@@ -184,14 +184,16 @@ def _of_contenders(rows: Sequence[Row], goal: Goal | None) -> list[str]:
     for i, row in enumerate(rows):
         name = f"{row.setup.name} at {scale(row.run.rate_scale)}"
         if row.run.queues is not None:
-            words = "One line a worker, peaks. A queue that keeps growing is overload."
+            words = (
+                "One line per worker, each point a peak. A queue that keeps growing is overload."
+            )
             picture = lines.queues(f"queues-{i}", name, row.run.queues)
             found.append(_figure(f"Queues over time, {name}", words, picture))
     if rows and rows[0].run.buckets and goal is not None:
         best = rows[0]
         name = f"{best.setup.name} at {scale(best.run.rate_scale)}"
-        words = "Percent within the SLO, by length of prompt and answer."
-        found.append(_figure(f"Who meets the goal, {name}", words, boxes.lengths(best.run)))
+        words = "Percent within the SLO, by length of prompt and answer. Red edge: below the goal."
+        found.append(_figure(f"Who meets the goal, {name}", words, boxes.lengths(best.run, goal)))
     return found
 
 

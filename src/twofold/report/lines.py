@@ -22,7 +22,7 @@ from twofold.report.svg import (
     titled,
     width_of,
 )
-from twofold.report.words import number, percent, scale
+from twofold.report.words import number, percent, scale, whole_percent
 
 COLOURS: Final = 8
 """Set-ups that get a colour of their own; more are drawn in grey."""
@@ -62,15 +62,16 @@ def attainment(setups: Sequence[Setup], goal: Goal | None) -> str:
     per = "requests/s per GPU" if divide else "requests/s"
     body = plot.frame(
         _x_ticks(plot),
-        [(share, percent(share)) for share in (0, 0.25, 0.5, 0.75, 1)],
+        [(share, whole_percent(share)) for share in (0, 0.25, 0.5, 0.75, 1)],
         f"offered rate, {per}",
         "within the SLO",
     )
     if goal is not None:
         y = plot.y.at(goal.attainment)
         body += tag("line", class_="goal", x1=plot.x.start, x2=plot.x.end, y1=y, y2=y)
-        label = f"goal {percent(goal.attainment)}"
-        body += text(label, plot.x.start + 6, y + 15, class_="goal-name")
+        label = f"goal {whole_percent(goal.attainment)}"
+        # At the right end, where most lines have come down already.
+        body += text(label, plot.x.end - 4, y - 6, class_="goal-name", text_anchor="end")
     words = "Attainment against rate: " + "; ".join(
         f"{line.name}: " + ", ".join(f"{percent(y)} at {number(x)}/s" for x, y, _ in line.points)
         for line in lines[:COLOURS]
@@ -153,7 +154,7 @@ def order(setups: Sequence[Setup], goal: Goal | None) -> list[Setup]:
 
 def _right(lines: Sequence[Line]) -> float:
     """Where the plot ends so that the names fit beside it."""
-    longest = max((width_of(_short(line.name)) for line in lines[:COLOURS]), default=0.0)
+    longest = max((width_of(_short(line.name), bold=True) for line in lines[:COLOURS]), default=0.0)
     return _WIDTH - longest - 24
 
 
@@ -205,33 +206,31 @@ def _draw(lines: Sequence[Line], plot: Plot) -> str:
 
 
 def queues(ident: str, name: str, found: Queues) -> str:
-    """Waiting and running requests over time: a line per worker, a colour per role."""
+    """Waiting and running requests and KV blocks over time: a line per worker, a look per role."""
     seconds = [(found.start_ms + i * found.span_ms) / 1000 for i in range(_length(found))]
-    width, height, right = 620.0, 300.0, 606.0
-    x = Scale(seconds[0], max(seconds[-1], seconds[0] + 0.001), _LEFT, right)
-    parts: list[str] = []
-    panels = (("waiting requests", found.waiting, 34.0), ("running requests", found.running, 162.0))
-    for title, depths, top in panels:
-        bottom = top + 90
-        high = ticks(0, max((max(depth) for depth in depths), default=0) or 1, 4)[-1]
+    x = Scale(seconds[0], max(seconds[-1], seconds[0] + 0.001), _LEFT, _WIDTH - 14)
+    panels = [("waiting requests", found.waiting), ("running requests", found.running)]
+    if any(map(any, found.blocks)):
+        panels.append(("KV blocks in use", found.blocks))
+    parts = [_roles(found.workers)]
+    bottom = 0.0
+    for title, depths in panels:
+        top = bottom + 36
+        bottom = top + 86
+        last = title == panels[-1][0]
+        high = ticks(0, max((max(depth, default=0) for depth in depths), default=0) or 1, 4)[-1]
         plot = Plot(x, Scale(0, high, bottom, top))
-        last = top > 100
-        labels = [(t, number(t) if last else "") for t in ticks(x.low, x.high) if t <= x.high]
-        parts.append(
-            plot.frame(
-                labels,
-                [(v, number(v)) for v in ticks(0, high, 4)],
-                "time, s" if last else "",
-                title,
-            )
-        )
+        x_ticks = [(t, number(t) if last else "") for t in ticks(x.low, x.high) if t <= x.high]
+        y_ticks = [(value, number(value)) for value in ticks(0, high, 4)]
+        parts.append(plot.frame(x_ticks, y_ticks, "time, s" if last else "", title))
         parts += _worker_lines(found.workers, depths, seconds, plot)
-    parts.append(_roles(found.workers))
     peaks = ", ".join(
-        f"{worker} {max(depth)}" for worker, depth in zip(found.workers, found.waiting, strict=True)
+        f"{worker} {max(depth, default=0)}"
+        for worker, depth in zip(found.workers, found.waiting, strict=True)
     )
     words = f"Peak of waiting requests by worker: {peaks}"
-    return picture(ident, f"Queue depth over time, {name}", words, width, height, "".join(parts))
+    title = f"Queue depth over time, {name}"
+    return picture(ident, title, words, _WIDTH, bottom + 48, "".join(parts))
 
 
 def _length(found: Queues) -> int:
@@ -264,13 +263,13 @@ def _worker_lines(
             for t, value in zip(seconds, depth, strict=False)
         )
         line = tag("polyline", class_=f"thin {role_of(worker)}", points=path)
-        parts.append(titled(line, f"{worker}: peak {max(depth)}"))
+        parts.append(titled(line, f"{worker}: peak {max(depth, default=0)}"))
     return parts
 
 
 def _roles(workers: Sequence[str]) -> str:
     parts: list[str] = []
-    right = 606.0
+    right = _WIDTH - 14
     for role in reversed(_ROLES):
         n = sum(role_of(worker) == role for worker in workers)
         if n:

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from twofold.metrics.ledger import PHASES
 from twofold.report.results import Goal, Plan, Replay, Run
-from twofold.report.setups import Row, Setup, per_gpu, rate_of, setups_of, side_by_side
-from twofold.report.words import count, percent, scale, spoken
+from twofold.report.setups import (
+    Row,
+    Setup,
+    drawn_up_to,
+    per_gpu,
+    rate_of,
+    setups_of,
+    side_by_side,
+)
+from twofold.report.words import count, milliseconds, scale, spoken, whole_percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,13 +32,13 @@ _COLOURS: Final = (
     *("#b0235f", "#0b7f86", "#8a6d00", "#5b6475"),
 )
 _PHASES: Final = {
-    "queue": ("#fbe8c0", "///"),
+    "queue": ("#f6e3b0", "///"),
     "tokenise": ("#9ad0d6", ""),
-    "prefill_queue": ("#f3c66b", "///"),
+    "prefill_queue": ("#f0b95a", "///"),
     "prefill": ("#3b7ddd", ""),
-    "handoff_wait": ("#f6d38d", "///"),
+    "handoff_wait": ("#e8998d", "///"),
     "transfer": ("#b57bd0", ""),
-    "decode_queue": ("#f8deaa", "///"),
+    "decode_queue": ("#c9c46a", "///"),
     "first_step": ("#57b27a", ""),
     "decode": ("#2f8a55", ""),
     "relay": ("#b9c0cc", ""),
@@ -89,8 +97,10 @@ def _draw(figure: Figure, setups: Sequence[Setup], goal: Goal | None) -> None:
     if goal is not None:
         at = goal.attainment * 100
         left.axhline(at, color="#b3261e", linewidth=1.2, linestyle=(0, (6, 3)))
-        words = f"goal {percent(goal.attainment)}"
-        left.annotate(words, (0, at), (4, -12), textcoords="offset points", color="#b3261e")
+        left.annotate(
+            f"goal {whole_percent(goal.attainment)}", (1, at), (-4, 4), color="#b3261e",
+            xycoords=("axes fraction", "data"), textcoords="offset points", ha="right",
+        )  # fmt: skip
 
     def goodput(run: Run) -> float | None:
         return rate_of(run.goodput_rps, run, divide)
@@ -105,8 +115,9 @@ def _draw(figure: Figure, setups: Sequence[Setup], goal: Goal | None) -> None:
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     if setups:
-        left.legend(loc="lower left", fontsize=8, framealpha=0.9)
-    _phases(right, side_by_side(setups, goal))
+        lines, names = left.get_legend_handles_labels()
+        figure.legend(lines, names, loc="outside lower left", fontsize=9, ncols=4)
+    _phases(right, side_by_side(setups, goal), goal)
 
 
 def _attainment(run: Run) -> float | None:
@@ -135,7 +146,7 @@ def _lines(axes: Axes, setups: Sequence[Setup], divide: bool, value: Sequence[An
         )
 
 
-def _phases(axes: Axes, rows: Sequence[Row]) -> None:
+def _phases(axes: Axes, rows: Sequence[Row], goal: Goal | None) -> None:
     shown = [row for row in rows if row.run.phases_ms][:_MOST_BARS][::-1]
     done = [0.0] * len(shown)
     for name in PHASES:
@@ -148,13 +159,21 @@ def _phases(axes: Axes, rows: Sequence[Row]) -> None:
                 linewidth=0, label=spoken(name),
             )  # fmt: skip
             done = [a + b for a, b in zip(done, widths, strict=True)]
+    end_ms = drawn_up_to(shown, goal) or 1.0
+    axes.set_xlim(0, end_ms)
+    for i, total in enumerate(done):
+        words = f"{'> ' if total > end_ms else ''}{milliseconds(total)}"
+        axes.annotate(
+            words, (min(total, end_ms), i), (4, -4), textcoords="offset points", fontsize=8
+        )
     axes.set_yticks(range(len(shown)), [row.setup.name for row in shown], fontsize=9)
     axes.set_xlabel("mean TTFT, ms (hatched: waiting)")
     at = f", at {scale(shown[0].run.rate_scale)}" if shown else ""
     axes.set_title(f"Where the time to the first token goes{at}", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
     if shown:
-        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.45, -0.12), ncols=4)
+        bars, names = axes.get_legend_handles_labels()
+        axes.figure.legend(bars, names, loc="outside lower right", fontsize=9, ncols=4)
 
 
 def _mean(run: Run, phase: str) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from twofold.report.results import Goal, Run
-from twofold.report.words import count, milliseconds, number, percent, scale
+from twofold.report.words import count, milliseconds, number, percent, scale, whole_percent
 
 _PART: Final = re.compile(r"(\d+)([PDM])", re.IGNORECASE)
 
@@ -158,6 +158,24 @@ def contenders(rows: Sequence[Row], goal: Goal | None) -> list[Row]:
     return [best] if other is None else [best, other]
 
 
+def drawn_up_to(rows: Sequence[Row], goal: Goal | None) -> float:
+    """Where bars of the mean TTFT in ms end: at the longest, unless that would dwarf the rest.
+
+    A set-up that is overloaded waits for minutes where others take a tenth of a second. Then the
+    bars end at three times the longest of those that meet the goal (or the shortest of all).
+    """
+    totals = [mean_ttft_ms(row.run) for row in rows]
+    met = [t for t, row in zip(totals, rows, strict=True) if meets_goal(row.run, goal)]
+    longest = max(totals, default=0.0)
+    bound = 3 * (max(met) if goal is not None and met else min(totals, default=0.0))
+    return longest if longest <= 2 * bound or bound <= 0 else bound
+
+
+def mean_ttft_ms(run: Run) -> float:
+    """The sum of the mean phases."""
+    return sum(phase.mean or 0.0 for phase in run.phases_ms.values())
+
+
 def goal_words(goal: Goal | None) -> str:
     """The goal in a few words."""
     if goal is None:
@@ -167,7 +185,7 @@ def goal_words(goal: Goal | None) -> str:
         for name, value in (("TTFT", goal.ttft_ms), ("TPOT", goal.tpot_ms))
         if value is not None
     ]
-    return f"{' and '.join(parts) or 'any time'} for {percent(goal.attainment)} of requests"
+    return f"{' and '.join(parts) or 'any time'} for {whole_percent(goal.attainment)} of requests"
 
 
 def reading(setups: Sequence[Setup], goal: Goal | None) -> list[str]:

@@ -8,21 +8,34 @@ from typing import Final
 _NAMES: Final = (
     *("page", "card", "ink", "soft", "faint", "rule", "goal"),
     *(f"s{i}" for i in range(8)),
-    *("wait", "entry", "prefill", "transfer", "first", "decode", "relay"),
+    *(
+        "queue",
+        "prefill-queue",
+        "handoff-wait",
+        "decode-queue",
+        "entry",
+        "prefill",
+        "transfer",
+        "first",
+        "decode",
+        "relay",
+    ),
     *(f"h{i}" for i in range(5)),
     *("hot-ink", "hatch"),
 )
 _LIGHT: Final = (
     *("#f6f7f9", "#ffffff", "#1b2330", "#566173", "#8a94a6", "#e1e5ec", "#b3261e"),
     *("#1463c4", "#c2500a", "#1f7a3d", "#8b3bb0", "#b0235f", "#0b7f86", "#8a6d00", "#5b6475"),
-    *("#f3c66b", "#9ad0d6", "#3b7ddd", "#b57bd0", "#57b27a", "#2f8a55", "#b9c0cc"),
+    *("#f6e3b0", "#f0b95a", "#e8998d", "#c9c46a"),
+    *("#9ad0d6", "#3b7ddd", "#b57bd0", "#57b27a", "#2f8a55", "#b9c0cc"),
     *("#e3eefb", "#bcd8f5", "#86b8ea", "#4489d0", "#1658a8"),
     *("#ffffff", "#6b4a00"),
 )
 _DARK: Final = (
     *("#12161d", "#1a202a", "#e6eaf1", "#a7b1c2", "#77829a", "#2c3543", "#ff8a80"),
     *("#6cb0ff", "#ff9d5c", "#6fd08c", "#d193f0", "#ff86b3", "#4fd0d6", "#e0c050", "#a9b3c6"),
-    *("#c9973a", "#5b9aa1", "#4b8be6", "#a56cc4", "#52b57b", "#2f9a5c", "#6a7588"),
+    *("#93814a", "#c08d33", "#b8695e", "#8d8940"),
+    *("#5b9aa1", "#4b8be6", "#a56cc4", "#52b57b", "#2f9a5c", "#6a7588"),
     *("#1f3148", "#25466d", "#2d6199", "#4387cf", "#8cc2ff"),
     *("#0c1420", "#3a2500"),
 )
@@ -31,9 +44,9 @@ _RULES: Final = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", sans-serif; }
-main { max-width: 1280px; margin: 0 auto; padding: 28px 24px 48px; }
+main { max-width: 1360px; margin: 0 auto; padding: 28px 24px 48px; }
 h1 { font-size: 25px; line-height: 1.25; margin: 0 0 4px; }
-h2 { font-size: 18px; margin: 34px 0 10px; }
+h2 { font-size: 18px; margin: 34px 0 10px; break-after: avoid; }
 h3 { font-size: 16px; margin: 0 0 2px; }
 p { margin: 0 0 8px; max-width: 82ch; }
 .sub { color: var(--soft); }
@@ -50,7 +63,7 @@ p { margin: 0 0 8px; max-width: 82ch; }
 .charts { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 16px; }
 figure { margin: 0; background: var(--card); border: 1px solid var(--rule); border-radius: 8px;
   padding: 14px 16px 10px; break-inside: avoid; }
-figure.wide { grid-column: 1 / -1; }
+figure:last-child:nth-child(odd) { grid-column: 1 / -1; }
 figcaption { margin-bottom: 8px; }
 figcaption p { color: var(--soft); font-size: 13.5px; margin: 0; }
 svg { display: block; width: 100%; max-width: 700px; height: auto; margin: 0 auto; }
@@ -75,14 +88,16 @@ svg .goal-name { fill: var(--goal); font-size: 12px; }
 .thin.mixed { stroke: var(--s2); stroke-dasharray: 2 2; }
 .cell { stroke: var(--rule); }
 .cell.none { fill: none; stroke-dasharray: 4 3; stroke: var(--faint); }
+.cell.below { stroke: var(--goal); stroke-width: 2; }
+.torn { stroke: var(--card); stroke-width: 2; fill: none; }
 .cell.top { stroke: var(--ink); stroke-width: 2.5; }
 svg .in.none { fill: var(--soft); }
 svg .in.top { font-weight: 700; }
 svg .in.h3, svg .in.h4 { fill: var(--hot-ink); }
-.p-queue, .p-prefill_queue, .p-handoff_wait, .p-decode_queue { fill: var(--wait); }
-.p-handoff_wait { fill-opacity: 0.8; }
-.p-decode_queue { fill-opacity: 0.6; }
-.p-queue { fill-opacity: 0.45; }
+.p-queue { fill: var(--queue); }
+.p-prefill_queue { fill: var(--prefill-queue); }
+.p-handoff_wait { fill: var(--handoff-wait); }
+.p-decode_queue { fill: var(--decode-queue); }
 .p-tokenise { fill: var(--entry); }
 .p-prefill { fill: var(--prefill); }
 .p-transfer { fill: var(--transfer); }
@@ -90,12 +105,12 @@ svg .in.h3, svg .in.h4 { fill: var(--hot-ink); }
 .p-decode { fill: var(--decode); }
 .p-relay { fill: var(--relay); }
 .p-unattributed { fill: var(--rule); stroke: var(--faint); stroke-width: 0.5; }
-#hatch path { stroke: var(--hatch); stroke-width: 1.3; }
+#hatch path { stroke: var(--hatch); stroke-width: 1; opacity: 0.6; }
 .scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--rule);
   border-radius: 8px; }
-table { border-collapse: collapse; width: 100%; font-size: 13.5px;
+table { border-collapse: collapse; width: 100%; font-size: 13px;
   font-variant-numeric: tabular-nums; }
-th, td { padding: 5px 10px; text-align: right; white-space: nowrap; }
+th, td { padding: 4px 7px; text-align: right; white-space: nowrap; }
 th { color: var(--soft); font-weight: 600; vertical-align: bottom;
   border-bottom: 1px solid var(--faint); }
 td { border-bottom: 1px solid var(--rule); }

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 # Characters that neither HTML nor XML lets pass, escaped or not.
 _FORBIDDEN: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _STEPS: Final = (1, 2, 2.5, 5, 10)
-_GLYPH: Final = 6.7
+_GLYPH: Final = 7.0
 """Mean width of a glyph in the charts' text, in the charts' units."""
 
 
@@ -49,9 +49,9 @@ def coord(value: float) -> str:
     return "0" if shown == "-0" else shown
 
 
-def width_of(words: str) -> float:
-    """About how wide `words` are in a chart."""
-    return len(words) * _GLYPH
+def width_of(words: str, *, bold: bool = False) -> float:
+    """About how wide `words` are in a chart, rather too much than too little."""
+    return len(words) * _GLYPH * (1.16 if bold else 1.0)
 
 
 class Scale(NamedTuple):

@@ -10,14 +10,26 @@ from twofold.report.setups import (
     Row,
     Setup,
     contenders,
+    drawn_up_to,
     goal_words,
+    mean_ttft_ms,
     meets_goal,
     per_gpu,
     reading,
     setups_of,
     side_by_side,
 )
-from twofold.report.words import NEVER, NONE, count, number, percent, scale, spoken
+from twofold.report.words import (
+    NEVER,
+    NONE,
+    count,
+    joined,
+    milliseconds,
+    number,
+    percent,
+    scale,
+    spoken,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,7 +71,7 @@ def show_replay(console: Console, replay: Replay) -> None:
     setups = setups_of(replay.runs)
     _say(console, f"goal: {goal_words(replay.goal)}")
     _runs(console, setups, replay.goal)
-    _phases(console, side_by_side(setups, replay.goal))
+    _phases(console, side_by_side(setups, replay.goal), replay.goal)
     _say(console, "", "Read this as: " + " ".join(reading(setups, replay.goal)))
     _hashes(console, replay)
 
@@ -77,9 +89,9 @@ def show_plan(console: Console, plan: Plan) -> None:
             table.add_row(name, *_compared(run))
     if table.row_count:
         _say(console, "")
-        console.print(table, highlight=False)
+        console.print(table, highlight=False, markup=False)
     setups = setups_of([run for _, run in compared if run is not None])
-    _phases(console, [Row(setup, setup.runs[-1]) for setup in setups])
+    _phases(console, [Row(setup, setup.runs[-1]) for setup in setups], plan.goal)
     _rules(console, plan.rules)
     if plan.frontier:
         _say(console, "", "frontier: no other set-up beats these in both goodput and attainment")
@@ -142,14 +154,14 @@ def _runs(console: Console, setups: Sequence[Setup], goal: Goal | None) -> None:
         for i, row in enumerate(group):
             cells = [_cell(row.run, column) for column in columns]
             if len(group) > 1:
-                stars = [row.run is not None and i in best[column.head] for column in columns]
+                stars = [i in best[column.head] for column in columns]
                 cells = [f"{c}*" if star else f"{c} " for c, star in zip(cells, stars, strict=True)]
                 marked = marked or any(stars)
             table.add_row(_cut(row.setup.name), *cells, end_section=i == len(group) - 1)
         if rate != rates[-1] and len(group) > 1:
             table.add_row()
     _say(console, "")
-    console.print(table, highlight=False)
+    console.print(table, highlight=False, markup=False)
     notes = ["times in ms"]
     if marked:
         notes.append("* best" + (" at that rate" if len(rates) > 1 else ""))
@@ -247,46 +259,46 @@ def _met(run: Run, goal: Goal) -> str:
 # ------------------------------------------------------------------------- phases
 
 
-def _phases(console: Console, rows: Sequence[Row]) -> None:
+def _phases(console: Console, rows: Sequence[Row], goal: Goal | None) -> None:
     """One bar a set-up: where the mean time to the first token went."""
     from rich.text import Text
 
-    drawn = [row for row in rows if row.run.phases_ms and _total(row.run) > 0]
+    drawn = [row for row in rows if mean_ttft_ms(row.run) > 0]
     if not drawn:
         return
     shown = drawn[:_MOST_BARS]
-    shown += [row for row in contenders(drawn, None) if row not in shown]
-    longest = max(_total(row.run) for row in shown)
-    at = scale(shown[0].run.rate_scale)
-    _say(console, "", f"where the mean TTFT goes, at {at} the trace's rate")
+    shown += [row for row in contenders(drawn, goal) if row not in shown]
+    end_ms = drawn_up_to(shown, goal)
+    rates = [scale(rate) for rate in sorted({row.run.rate_scale for row in shown})]
+    _say(console, "", f"where the mean TTFT goes, at {joined(rates)} the trace's rate")
     width = max(len(_cut(row.setup.name)) for row in shown)
     for row in shown:
+        total = mean_ttft_ms(row.run)
         line = Text(f"{_cut(row.setup.name):<{width}}  ")
-        for name, cells in _cells(row.run, longest):
-            letter, style = _LETTERS.get(name, ("?", ""))
+        for name, cells in _cells(row.run, end_ms):
+            letter, style = _LETTERS[name]
             line.append(letter * cells, style=style)
-        line.append(f" {number(_total(row.run))} ms")
+        line.append(f"{'>' if total > end_ms else ''} {milliseconds(total)}")
         console.print(line, highlight=False, no_wrap=True, overflow="crop")
     if len(drawn) > len(shown):
         _say(console, f"and {count(len(drawn) - len(shown), 'set-up')} more")
-    used = [name for name in _LETTERS if any(name in row.run.phases_ms for row in shown)]
-    _say(console, "   ".join(f"{_LETTERS[name][0]} {spoken(name)}" for name in used))
+    used = [name for name in _LETTERS if any(_mean(row.run, name) > 0 for row in shown)]
+    _say(console, "  ".join(f"{_LETTERS[name][0]} {spoken(name)}" for name in used))
 
 
-def _total(run: Run) -> float:
-    return sum(phase.mean or 0.0 for phase in run.phases_ms.values())
+def _mean(run: Run, name: str) -> float:
+    phase = run.phases_ms.get(name)
+    return (phase.mean or 0.0) if phase is not None else 0.0
 
 
-def _cells(run: Run, longest: float) -> list[tuple[str, int]]:
+def _cells(run: Run, end_ms: float) -> list[tuple[str, int]]:
     """How many letters each phase gets: edges are rounded, so that they add up."""
     found: list[tuple[str, int]] = []
     done = 0.0
     for name in _LETTERS:
-        phase = run.phases_ms.get(name)
-        if phase is not None and phase.mean:
-            start = round(done / longest * _BAR)
-            done += phase.mean
-            found.append((name, round(done / longest * _BAR) - start))
+        start = min(_BAR, round(done / end_ms * _BAR))
+        done += _mean(run, name)
+        found.append((name, min(_BAR, round(done / end_ms * _BAR)) - start))
     return found
 
 
@@ -305,16 +317,15 @@ def _rules(console: Console, rules: Sequence[Rule]) -> None:
 
 
 def _hashes(console: Console, result: Replay | Plan) -> None:
+    """What it was computed from, and the digest in full, since people compare that."""
     header = result.header
+    hashes = (
+        ("trace", header.trace_sha256),
+        ("profile", header.profile_sha256),
+        ("config", header.config_sha256),
+    )
     parts = [f"twofold {header.twofold}", f"seed {header.seed}"]
-    parts += [
-        f"{name} {value[:12]}"
-        for name, value in (
-            ("trace", header.trace_sha256),
-            ("profile", header.profile_sha256),
-            ("config", header.config_sha256),
-            ("digest", result.digest if isinstance(result, Replay) else ""),
-        )
-        if value
-    ]
-    _say(console, ", ".join(parts))
+    parts += [f"{name} {value[:12]}" for name, value in hashes if value]
+    _say(console, "", ", ".join(parts))
+    if isinstance(result, Replay):
+        _say(console, f"digest {result.digest}")

@@ -42,6 +42,11 @@ def milliseconds(value: float | None) -> str:
     return f"{number(value / 1000)} s" if value >= 1000 else f"{number(value)} ms"
 
 
+def whole_percent(share: float) -> str:
+    """A share that someone chose, in percent without needless digits: "90 %", "99.5 %"."""
+    return f"{share * 100:.6g} %"
+
+
 def scale(value: float) -> str:
     """A factor on the trace's rate: "1.5x"."""
     return f"{value:.6g}x"

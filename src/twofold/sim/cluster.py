@@ -11,7 +11,7 @@ from twofold.sim.gateway import SimGateway
 from twofold.sim.network import Network
 from twofold.sim.observer import Observer
 from twofold.sim.pools import WorkerPlan
-from twofold.sim.prompts import Prompts
+from twofold.sim.prompts import AbridgedPrompts, Prompts, PromptSource
 from twofold.sim.worker import SimWorker
 from twofold.trace import TraceRequest
 from twofold.types import NS_PER_S, NS_PER_US, RequestId
@@ -22,7 +22,9 @@ class Cluster:
 
     `time_left_ns` is every request's deadline, 0 for none. `gone_after_ns(request_id)` says when
     its client closes the connection, counted from its arrival, 0 for never. `observers` see
-    every message. Nothing here depends on the wall clock, on chance or on hash order.
+    every message. Without observers, faults and contents, steps that are alike are crossed at
+    once unless `singly`; the records are the same. Nothing here depends on the wall clock, on
+    chance or on hash order.
     """
 
     def __init__(
@@ -42,8 +44,11 @@ class Cluster:
         crashes: Sequence[Crash] = (),
         observers: Sequence[Observer] = (),
         track_contents: bool = False,
+        singly: bool = False,
     ) -> None:
         self.events = Events()
+        # Whoever watches wants to see every message and every token.
+        watched = bool(observers) or track_contents or faults is not None
         network = Network(
             self.events,
             leg_latency_ns=leg_latency_ns,
@@ -55,6 +60,7 @@ class Cluster:
         self.workers = {
             plan.name: SimWorker(
                 plan.name,
+                number,
                 plan.role,
                 settings=plan.settings,
                 step=plan.step,
@@ -63,8 +69,9 @@ class Cluster:
                 network=network,
                 observers=observers,
                 track_contents=track_contents,
+                fast=not watched and not singly,
             )
-            for plan in workers
+            for number, plan in enumerate(workers, start=1)
         }
         self.gateway = SimGateway(
             self.workers,
@@ -78,10 +85,13 @@ class Cluster:
         )
         self._notice_ns = leg_latency_ns
         self._gone_after_ns = gone_after_ns
-        self._prompts = Prompts()
+        sizes = {plan.settings["layout"].block_size for plan in workers}
+        self._prompts: PromptSource = Prompts()
+        if not watched and len(sizes) == 1:
+            self._prompts = AbridgedPrompts(sizes.pop())
         self._records: dict[RequestId, RequestRecord] = {}
         for crash in crashes:
-            self.events.at(crash.at_ns, Kind.FAULT, self._crash, crash)
+            self.events.at(crash.at_ns, Kind.FAULT, 0, self._crash, crash)
 
     def run(
         self, requests: Iterable[TraceRequest], most_events: int | None = None
@@ -101,7 +111,7 @@ class Cluster:
         request = next(requests, None)
         if request is not None:
             self.events.at(
-                request.arrival_ns, Kind.ARRIVAL, self._arrive, request_id, request, requests
+                request.arrival_ns, Kind.ARRIVAL, 0, self._arrive, request_id, request, requests
             )
 
     def _arrive(
@@ -112,7 +122,7 @@ class Cluster:
         self.gateway.arrive(request_id, request, self._prompts.tokens(request))
         gone_ns = self._gone_after_ns(request_id) if self._gone_after_ns is not None else 0
         if gone_ns:
-            self.events.after(gone_ns, Kind.ARRIVAL, self.gateway.client_gone, request_id)
+            self.events.after(gone_ns, Kind.ARRIVAL, 0, self.gateway.client_gone, request_id)
 
     def _keep(self, record: RequestRecord) -> None:
         self._records[record.request_id] = record
@@ -122,9 +132,9 @@ class Cluster:
         if worker.core is None:
             return
         worker.kill()
-        self.events.after(self._notice_ns, Kind.LEG, self._missed, crash.worker)
+        self.events.after(self._notice_ns, Kind.LEG, 0, self._missed, crash.worker)
         if crash.down_ns is not None:
-            self.events.after(crash.down_ns, Kind.FAULT, self._restart, crash.worker)
+            self.events.after(crash.down_ns, Kind.FAULT, 0, self._restart, crash.worker)
 
     def _missed(self, name: str) -> None:
         if self.workers[name].core is None:  # it may be back already
@@ -132,4 +142,4 @@ class Cluster:
 
     def _restart(self, name: str) -> None:
         self.workers[name].start()
-        self.events.after(self._notice_ns, Kind.LEG, self.gateway.see, name)
+        self.events.after(self._notice_ns, Kind.LEG, 0, self.gateway.see, name)

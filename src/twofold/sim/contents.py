@@ -65,7 +65,7 @@ class Contents:
         self._chains.pop(request_id, None)
 
     def _chain(self, engine: Engine, request_id: RequestId) -> list[int]:
-        tokens = engine.row(request_id).tokens
+        tokens = engine.row(request_id).ids()
         known = self._chains.setdefault(request_id, [])
         if len(known) < len(tokens):
             known += chain(tokens[len(known) :], known[-1] if known else 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -120,7 +120,7 @@ class SimGateway:
             flight.phases_ns = self._phases(flight, legs)
         self._feed(message)
         if isinstance(message, LegFailed) and message.lost:
-            self._events.after(self._probe_ns, Kind.LEG, self.see, leg.worker)
+            self._events.after(self._probe_ns, Kind.LEG, 0, self.see, leg.worker)
 
     def _phases(self, flight: _Flight, legs: Sequence[Leg]) -> dict[str, int]:
         now_ns = self._events.now_ns
@@ -157,7 +157,7 @@ class SimGateway:
         elif isinstance(effect, WakeAt):
             self._wakes += 1
             at_ns = max(effect.at_ns, self._events.now_ns)
-            self._events.at(at_ns, Kind.WAKE, self._wake, self._wakes)
+            self._events.at(at_ns, Kind.WAKE, 0, self._wake, self._wakes)
 
     def _wake(self, number: int) -> None:
         if number == self._wakes:
@@ -171,6 +171,7 @@ class SimGateway:
             effect.worker,
             remote=remote,
             now_ns=self._events.now_ns,
+            origin=self._workers[effect.worker].number,
         )
 
     def _send(self, effect: SendPrefill | SendDecode, leg: Leg) -> None:
@@ -201,8 +202,7 @@ class SimGateway:
         times: Sequence[int] = ()
         if decode is not None and flight.phases_ns:
             # Tokens are noted as they are sent: those still under way did not reach the client.
-            reached = bisect_right(decode.token_times_ns, self._events.now_ns)
-            times = decode.token_times_ns[:reached]
+            times = array("q", decode.token_times.until(self._events.now_ns).tobytes())
         ended = decode.ended if decode is not None else None
         self._on_record(
             RequestRecord(

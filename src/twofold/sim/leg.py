@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import Literal
 
 from twofold.messages import Ended, Phases
+from twofold.sim.times import TokenTimes
 from twofold.types import KVHandle, RequestId
 
 
@@ -24,12 +24,13 @@ class Leg:
         "generation",
         "handle",
         "kind",
+        "origin",
         "phases",
         "received_ns",
         "remote",
         "request_id",
         "sent_ns",
-        "token_times_ns",
+        "token_times",
         "up_ns",
         "worker",
         "worker_id",
@@ -45,7 +46,9 @@ class Leg:
         *,
         remote: bool,
         now_ns: int,
+        origin: int,
     ) -> None:
+        self.origin = origin  # the worker's number
         self.request_id = request_id
         self.generation = generation
         self.kind = kind
@@ -63,7 +66,7 @@ class Leg:
         self.phases = Phases()
         self.handle: KVHandle | None = None
         self.ended: Ended | None = None
-        self.token_times_ns = array("q")  # when they reach the gateway
+        self.token_times = TokenTimes()  # when they reach the gateway
 
     def phases_ns(self) -> dict[str, int]:
         """What the worker says of its time, by the ledger's names."""

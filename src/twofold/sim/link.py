@@ -11,7 +11,8 @@ from twofold.sim.events import Events, Kind
 class Lane:
     """One direction between two workers: k transfers at a time get 1/k of `bytes_per_s` each."""
 
-    def __init__(self, events: Events, bytes_per_s: int) -> None:
+    def __init__(self, events: Events, bytes_per_s: int, origin: int = 0) -> None:
+        self._origin = origin
         self._events = events
         self._link = SharedLink(bytes_per_s)
         self._finish: dict[int, Callable[[], None]] = {}
@@ -38,7 +39,7 @@ class Lane:
         following = self._link.next_completion()
         if following is not None:
             at_ns = max(following[0], self._events.now_ns)
-            self._events.at(at_ns, Kind.RESULT, self._wake, self._armed)
+            self._events.at(at_ns, Kind.RESULT, self._origin, self._wake, self._armed)
 
     def _wake(self, armed: int) -> None:
         if armed != self._armed:

@@ -28,6 +28,7 @@ class Node(Protocol):
     """A worker, as far as the network knows it. `engine_id` changes with each life."""
 
     name: str
+    number: int
     engine_id: str
     contents: Contents | None
     peers: dict[str, None]
@@ -134,7 +135,7 @@ class Network:
 
     def _lost(self, node: Node, peer: str, after_ns: int, reason: str) -> None:
         message = PeerLost(peer, reason)
-        self._events.after(after_ns, Kind.PEER, node.feed, node.engine_id, message)
+        self._events.after(after_ns, Kind.PEER, node.number, node.feed, node.engine_id, message)
 
     # --------------------------------------------------------------------- legs
 
@@ -147,7 +148,7 @@ class Network:
             self._cut(leg)
             return
         leg.up_ns = max(leg.up_ns, self._events.now_ns + self.leg_latency_ns + fate[0])
-        self._events.at(leg.up_ns, Kind.LEG, self._arrive, leg, message)
+        self._events.at(leg.up_ns, Kind.LEG, leg.origin, self._arrive, leg, message)
 
     def _arrive(self, leg: Leg, message: RouterMessage) -> None:
         if not leg.cut:
@@ -160,26 +161,30 @@ class Network:
             self._cut(leg)
             return
         leg.down_ns = max(leg.down_ns, self._events.now_ns + self.leg_latency_ns + fate[0])
-        self._events.at(leg.down_ns, Kind.LEG, call, *args)
+        self._events.at(leg.down_ns, Kind.LEG, 0, call, *args)
 
     def notice(self, leg: Leg, effect: object, call: Callable[..., None], *args: Any) -> None:
         """The gateway sends something about `leg` whose loss nobody notices."""
         for delay_ns in self.fate(effect)[:1]:
             at_ns = max(leg.down_ns, self._events.now_ns + self.leg_latency_ns + delay_ns)
-            self._events.at(at_ns, Kind.LEG, call, *args)
+            self._events.at(at_ns, Kind.LEG, 0, call, *args)
 
     def break_leg(self, leg: Leg, reason: str, *, lost: bool) -> None:
         """The gateway finds `leg` broken, one latency from now; nothing else comes on it."""
         if not leg.cut:
             leg.cut = True
             message = LegFailed(leg.request_id, leg.generation, leg.kind, 0, reason, lost)
-            self._events.after(self.leg_latency_ns, Kind.LEG, self.deliver, leg, message)
+            self._events.after(
+                self.leg_latency_ns, Kind.LEG, leg.origin, self.deliver, leg, message
+            )
 
     def _cut(self, leg: Leg) -> None:
         self.break_leg(leg, "connection reset", lost=False)
         node = self._nodes.get(leg.engine_id)
         if node is not None:
-            self._events.after(self.leg_latency_ns, Kind.LEG, node.hang_up, leg.engine_id, leg)
+            self._events.after(
+                self.leg_latency_ns, Kind.LEG, node.number, node.hang_up, leg.engine_id, leg
+            )
 
     # ------------------------------------------------------------------ handoff
 
@@ -194,7 +199,12 @@ class Network:
         message = FromPeer(sender.engine_id, effect.message)
         for delay_ns in self.fate(effect):
             self._events.after(
-                self._peer_latency_ns + delay_ns, Kind.PEER, peer.feed, peer.engine_id, message
+                self._peer_latency_ns + delay_ns,
+                Kind.PEER,
+                sender.number,
+                peer.feed,
+                peer.engine_id,
+                message,
             )
 
     def read(self, reader: Node, effect: Read) -> None:
@@ -203,7 +213,12 @@ class Network:
         if source is None:
             answer = ReadDone(effect.request_id, False, "connection refused")
             self._events.after(
-                2 * self._peer_latency_ns, Kind.RESULT, reader.feed, reader.engine_id, answer
+                2 * self._peer_latency_ns,
+                Kind.RESULT,
+                reader.number,
+                reader.feed,
+                reader.engine_id,
+                answer,
             )
             return
         reading = _Reading(reader, source, effect)
@@ -211,9 +226,13 @@ class Network:
         fate = self.fate(effect)
         if not fate:
             reason = "connection reset"
-            self._events.after(self._read_latency_ns, Kind.RESULT, self._break, reading, 0, reason)
+            self._events.after(
+                self._read_latency_ns, Kind.RESULT, reader.number, self._break, reading, 0, reason
+            )
             return
-        self._events.after(self._read_latency_ns + fate[0], Kind.RESULT, self._flow, reading)
+        self._events.after(
+            self._read_latency_ns + fate[0], Kind.RESULT, reader.number, self._flow, reading
+        )
 
     def cancel_read(self, reader: Node, effect: CancelRead) -> None:
         """Stop copying; the reader is answered all the same, unless it was already."""
@@ -228,7 +247,7 @@ class Network:
         pair = (reading.source.name, reading.reader.name)
         lane = self._lanes.get(pair)
         if lane is None:
-            lane = self._lanes[pair] = Lane(self._events, self._bytes_per_s)
+            lane = self._lanes[pair] = Lane(self._events, self._bytes_per_s, reading.reader.number)
         reading.lane = lane
         reading.number = lane.start(reading.n_bytes, lambda: self._copied(reading))
 
@@ -250,7 +269,9 @@ class Network:
     def _break(self, reading: _Reading, after_ns: int, reason: str) -> None:
         if not reading.over:
             self._stop(reading)
-            self._events.after(after_ns, Kind.RESULT, self._landed, reading, reason)
+            self._events.after(
+                after_ns, Kind.RESULT, reading.reader.number, self._landed, reading, reason
+            )
 
     def _landed(self, reading: _Reading, reason: str) -> None:
         """A read that broke off has still written: blocks given away before now are ruined."""

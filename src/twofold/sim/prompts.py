@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
+from twofold.core.abridged import Abridged, Ids
+from twofold.core.links import Link
 from twofold.trace import TraceRequest
+from twofold.types import ceil_div
+
+
+class PromptSource(Protocol):
+    """Makes the prompts of a trace's requests."""
+
+    def tokens(self, request: TraceRequest) -> Ids:
+        """The prompt of `request`, of `input_tokens` ids."""
 
 
 class Prompts:
@@ -39,3 +51,41 @@ class Prompts:
             first = self._block_of[key] = self._next_shared
             self._next_shared += block_tokens
         return first
+
+
+class AbridgedPrompts:
+    """Makes prompts that name their blocks of `block_size` tokens instead of listing ids.
+
+    Equal hash ids from the start on give the same links, which is all that a prefix cache asks.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._size = block_size
+        self._links: dict[tuple[int, tuple[int, ...]], Link] = {}
+        self._next_own = -1
+
+    def tokens(self, request: TraceRequest) -> Ids:
+        """The prompt of `request`, of `input_tokens` tokens."""
+        self._next_own -= 1
+        links = self._chain(request) if request.hash_ids and request.block_tokens else ()
+        return Abridged(request.input_tokens, links, self._next_own)  # type: ignore[return-value]
+
+    def _chain(self, request: TraceRequest) -> tuple[Link, ...]:
+        ids, per_id, size = request.hash_ids or (), request.block_tokens, self._size
+        known, made = self._links, []
+        parent: Link | None = None
+        number = -1
+        for index in range(min(request.input_tokens, len(ids) * per_id) // size):
+            if per_id == size:
+                name = ids[index : index + 1]
+            else:
+                name = ids[index * size // per_id : ceil_div((index + 1) * size, per_id)]
+            link = known.get((number, name))
+            if link is None:
+                # Numbered from 0 on, apart from the names of unshared blocks, which are below.
+                link = known[number, name] = Link(parent, name, "", key=(len(known), index))
+            made.append(link)
+            parent = link
+            assert isinstance(link.key, tuple)
+            number = link.key[0]
+        return tuple(made)

@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from twofold.core.stretch import advance, steps_ahead
 from twofold.core.worker import WorkerCore
 from twofold.cost.step import PrefillPart, StepTime
 from twofold.messages import (
     Abort,
     CancelRead,
+    Closed,
     DecodeStarted,
     Digest,
     Digested,
+    Done,
     Ended,
+    FromPeer,
+    Grant,
     LegEnded,
     LegFailed,
     PrefillDone,
     Read,
+    ReadDone,
     Release,
     RunStep,
     StepDone,
@@ -35,6 +41,7 @@ from twofold.sim.events import Events, Kind
 from twofold.sim.leg import Leg
 from twofold.sim.network import Network
 from twofold.sim.observer import Observer
+from twofold.sim.times import Stretch
 from twofold.types import KVHandle, KVLayout, RequestId
 
 _STATUS = {
@@ -50,6 +57,40 @@ def sampled_token(request_id: RequestId, index: int) -> int:
     return ((x ^ (x >> 29)) * 0x94D049BB133111EB >> 33) & 0x3FFFFFFF
 
 
+_FOREVER_NS = 1 << 62
+
+
+class _Run:
+    """Decode steps under way that are all alike: the first of them began at `start_ns`.
+
+    `most` is how many the engine foresees, `k` how many of them the event in the heap is for.
+    """
+
+    __slots__ = ("batch", "context", "k", "most", "start_ns", "version")
+
+    def __init__(self, start_ns: int, batch: int, context: int) -> None:
+        self.start_ns = start_ns
+        self.batch = batch
+        self.context = context
+        self.most = 0
+        self.k = 0
+        self.version = 0
+
+
+def _looks_at_the_batch(message: WorkerMessage) -> bool:
+    """Whether handling `message` may depend on, or change, what runs or which blocks are free.
+
+    A request that waits for a peer's KV, a read that went well, checksums: these touch neither.
+    """
+    if isinstance(message, Submit):
+        return message.source is None
+    if isinstance(message, ReadDone):
+        return not message.ok
+    if isinstance(message, FromPeer):
+        return isinstance(message.message, Grant | Closed | Done)
+    return not isinstance(message, Digested)
+
+
 class SimWorker:
     """A worker that can die and come back. Steps take what `step` says, digests `digest_ns`.
 
@@ -60,6 +101,7 @@ class SimWorker:
     def __init__(
         self,
         name: str,
+        number: int,
         role: Literal["prefill", "decode", "mixed"],
         *,
         settings: Mapping[str, Any],
@@ -69,8 +111,10 @@ class SimWorker:
         network: Network,
         observers: Sequence[Observer],
         track_contents: bool,
+        fast: bool,
     ) -> None:
         self.name = name
+        self.number = number
         self.role = role
         self.layout: KVLayout = settings["layout"]
         self.engine_id = ""
@@ -84,6 +128,8 @@ class SimWorker:
         self._network = network
         self._observers = observers
         self._track_contents = track_contents
+        self._fast = fast
+        self._run: _Run | None = None
         self._lives = 0
         self._legs: dict[RequestId, Leg] = {}
         self._next_id = 0
@@ -113,10 +159,12 @@ class SimWorker:
             self._network.break_leg(leg, "the worker died", lost=True)
         for observer in self._observers:
             observer.died(self.engine_id)
+        self._catch_up(self._events.now_ns - 1)  # a step that ends now is lost
         self.core = None
         self.engine_id = ""
         self.peers = {}
         self._legs = {}
+        self._run = None
 
     # --------------------------------------------------------------------- legs
 
@@ -164,11 +212,16 @@ class SimWorker:
         core = self.core
         if core is None or engine_id != self.engine_id:
             return
+        running = self._run if _looks_at_the_batch(message) else None
+        if running is not None:
+            self._catch_up(self._events.now_ns)
         effects = core.handle(message, self._events.now_ns)
         for observer in self._observers:
             observer.handled(engine_id, core, self._events.now_ns, message, effects)
         for effect in effects:
             self._carry_out(core, effect)
+        if running is not None and running is self._run:
+            self._plan(core, running)
 
     def _carry_out(self, core: WorkerCore, effect: WorkerEffect) -> None:
         if isinstance(effect, Token):
@@ -184,11 +237,13 @@ class SimWorker:
         elif isinstance(effect, CancelRead):
             self._network.cancel_read(self, effect)
         elif isinstance(effect, Digest):
-            self._events.after(self._digest_ns, Kind.RESULT, self._digested, self.engine_id, effect)
+            self._events.after(
+                self._digest_ns, Kind.RESULT, self.number, self._digested, self.engine_id, effect
+            )
         elif isinstance(effect, WakeAt):
             self._wakes += 1
             at_ns = max(effect.at_ns, self._events.now_ns)
-            self._events.at(at_ns, Kind.WAKE, self._wake, self.engine_id, self._wakes)
+            self._events.at(at_ns, Kind.WAKE, self.number, self._wake, self.engine_id, self._wakes)
 
     def _wake(self, engine_id: str, number: int) -> None:
         if number == self._wakes:
@@ -208,8 +263,14 @@ class SimWorker:
         if self.contents is not None:
             self.contents.verify(core.engine, step)
         ok = bool(self._network.fate(step))
+        if self._fast and not prefill and steps_ahead(core.engine) > 1:
+            self._run = _Run(self._events.now_ns, batch, context)
+            self._plan(core, self._run)
+            return
         took_ns = self._step.step_ns(prefill, batch, context)
-        self._events.after(took_ns, Kind.RESULT, self._step_done, self.engine_id, step, ok)
+        self._events.after(
+            took_ns, Kind.STEP, self.number, self._step_done, self.engine_id, step, ok
+        )
 
     def _step_done(self, engine_id: str, step: RunStep, ok: bool) -> None:
         if self.core is None or engine_id != self.engine_id:
@@ -228,6 +289,61 @@ class SimWorker:
                 key = -1 if leg is None else leg.request_id  # ended in the middle of the step
                 tokens.append((request_id, sampled_token(key, start + n - request.n_prompt)))
         self.feed(engine_id, StepDone(step.step, tuple(tokens)))
+
+    # ------------------------------------------------------- many steps at once
+
+    def _plan(self, core: WorkerCore, run: _Run) -> None:
+        """Set the event at which the run ends: the last step that can be foreseen."""
+        most = steps_ahead(core.engine)
+        if most == run.most:
+            return
+        run.most = most
+        k, took_ns = self._step.decode_steps_within(run.batch, run.context, _FOREVER_NS, most)
+        if k == 0:  # let the step itself say what is wrong
+            k, took_ns = 1, self._step.step_ns((), run.batch, run.context)
+        run.k = k
+        run.version += 1
+        self._events.at(
+            run.start_ns + took_ns,
+            Kind.STEP,
+            self.number,
+            self._run_done,
+            self.engine_id,
+            run,
+            run.version,
+        )
+
+    def _catch_up(self, now_ns: int) -> None:
+        """Bring core and legs to where the run's steps have got by `now_ns`, the last excluded."""
+        run, core = self._run, self.core
+        if run is None or core is None:
+            return
+        k, took_ns = self._step.decode_steps_within(
+            run.batch, run.context, now_ns - run.start_ns, run.k - 1
+        )
+        if k == 0:
+            return
+        latency_ns = self._network.leg_latency_ns
+        stretch = Stretch(self._step, run.start_ns, run.batch, run.context, k, latency_ns)
+        run.start_ns += took_ns
+        for request in core.engine.running:
+            leg = self._legs[request.id]
+            leg.up_ns = run.start_ns + latency_ns
+            leg.token_times.add_stretch(stretch)
+        advance(core.engine, k)
+        run.context += k * run.batch
+        run.k -= k
+        run.most -= k
+
+    def _run_done(self, engine_id: str, run: _Run, version: int) -> None:
+        if engine_id != self.engine_id or run is not self._run or version != run.version:
+            return
+        assert self.core is not None
+        self._catch_up(self._events.now_ns)
+        self._run = None
+        step = self.core.engine.step
+        assert step is not None
+        self._step_done(engine_id, step, True)
 
     def _digested(self, engine_id: str, effect: Digest) -> None:
         if engine_id != self.engine_id:
@@ -249,7 +365,7 @@ class SimWorker:
         if leg.kind == "decode" and not leg.cut:
             # Only the first token is an event at the gateway; the others flow by, in order.
             leg.up_ns = max(leg.up_ns, self._events.now_ns + self._network.leg_latency_ns)
-            leg.token_times_ns.append(leg.up_ns)
+            leg.token_times.add(leg.up_ns)
 
     def _ended(self, ended: Ended) -> None:
         leg = self._legs.pop(ended.request_id)

@@ -17,6 +17,7 @@ were still held for this generation.
 
 from __future__ import annotations
 
+from twofold.core.abridged import known_links, token_list
 from twofold.core.blocks import Hold
 from twofold.core.engine import Engine
 from twofold.core.request import Request, State
@@ -129,7 +130,8 @@ class PullReader:
             self._fail(request, "handoff: the grant does not fit the handle", out)
             return
         self._timers.cancel(("claim", request.id))
-        request.tokens = list(grant.tokens)
+        request.tokens = token_list(grant.tokens)
+        request.links = known_links(request.tokens)
         request.remote_blocks = grant.blocks
         request.checksums = grant.checksums
         request.segment = grant.segment

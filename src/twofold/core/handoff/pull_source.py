@@ -19,6 +19,7 @@ from collections import OrderedDict
 
 import msgspec
 
+from twofold.core.abridged import first_ids
 from twofold.core.blocks import BlockPool, Hold
 from twofold.core.handoff.layout import incompatibility
 from twofold.core.request import Request
@@ -96,7 +97,7 @@ class PullSource:
         Decode computes the last prompt token itself, so only the blocks of those before it are
         kept: none at all for a prompt of one token, which is handed over all the same.
         """
-        tokens = tuple(request.tokens[: request.n_prompt])
+        tokens = first_ids(request.tokens, request.n_prompt)
         n_blocks = ceil_div(len(tokens) - 1, self._pool.block_size)
         blocks, rest = request.blocks[:n_blocks], request.blocks[n_blocks:]
         self._pool.release(rest)
