@@ -232,9 +232,9 @@ def test_a_leak_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_second_end_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     ends = Router._end
 
-    def twice(router: Router, request: Any, outcome: Any, reason: str, out: Any) -> None:
-        ends(router, request, outcome, reason, out)
-        router._count_end(request.id, outcome, reason, out)
+    def twice(router: Router, request: Any, outcome: Any, reason: str, *rest: Any) -> None:
+        ends(router, request, outcome, reason, *rest)
+        router._count_end(request.id, outcome, reason, rest[-1])
 
     monkeypatch.setattr(Router, "_end", twice)
     with pytest.raises(AssertionError, match="ended twice"):

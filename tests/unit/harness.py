@@ -91,7 +91,7 @@ class Memory:
 
     def verify(self, row: Request, n: int) -> None:
         """Raise AssertionError unless the first `n` tokens of `row` have their KV here."""
-        for i, kv in enumerate(kv_of(row.tokens[:n], row.salt)):
+        for i, kv in enumerate(kv_of(row.ids()[:n], row.salt)):
             found = self.cells[row.blocks[i // B]][i % B]
             assert found == kv, f"request {row.id}: KV of token {i} is not its own"
 
@@ -105,7 +105,7 @@ class Memory:
             self.verify(core.engine.row(request_id), start)
         for request_id, start, n in step.work:
             row = core.engine.row(request_id)
-            kv = kv_of(row.tokens[: start + n], row.salt)
+            kv = kv_of(row.ids()[: start + n], row.salt)
             for i in range(start, start + n):
                 self.cells[row.blocks[i // B]][i % B] = kv[i]
             if start + n == len(row.tokens):

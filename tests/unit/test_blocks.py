@@ -17,8 +17,8 @@ from hypothesis.stateful import (
 )
 
 from twofold.core import links as links_module
-from twofold.core.links import Link
 from twofold.core.blocks import BlockPool, Hold
+from twofold.core.links import Link
 
 B = 2
 N_BLOCKS = 7
@@ -69,7 +69,7 @@ class PoolMachine(RuleBasedStateMachine):
         for i, block in enumerate(hits):
             assert self.content[block] == (salt, tokens[: (i + 1) * B]), "a hit with other content"
         n = -(-len(tokens) // B) - len(hits)
-        if n > self.pool.available - sum(1 for b in hits if self.pool.is_idle(b)):
+        if n > self.pool.available - (len(hits) - self.pool.busy(hits)):
             return
         self.pool.share(hits)
         self.lru = [b for b in self.lru if b not in hits]
@@ -93,7 +93,7 @@ class PoolMachine(RuleBasedStateMachine):
         (salt, tokens), blocks, links, done = self.users[user]
         if done < len(tokens) // B:
             self.content[blocks[done]] = (salt, tokens[: (done + 1) * B])
-            self.pool.remember(blocks[done], done, tokens, salt, links)
+            self.pool.remember(blocks, done, done + 1, tokens, salt, links)
             self.users[user] = ((salt, tokens), blocks, links, done + 1)
 
     @precondition(lambda self: self.users)
@@ -167,7 +167,7 @@ def fill(pool: BlockPool, tokens: tuple[int, ...], salt: str = "") -> list[int]:
     pool.share(hits)
     blocks = hits + pool.allocate(-(-len(tokens) // B) - len(hits))
     for i in range(len(hits), len(tokens) // B):
-        pool.remember(blocks[i], i, tokens, salt, links)
+        pool.remember(blocks, i, i + 1, tokens, salt, links)
     return blocks
 
 

@@ -356,7 +356,7 @@ def test_row_stands_still_while_its_step_runs() -> None:
     step = worker.step
     assert isinstance(step, RunStep)
     row = worker.core.engine.row(1)
-    before = (list(row.tokens), list(row.blocks))
+    before = (list(row.ids()), list(row.blocks))
     worker.send(submit(2, 6))
     worker.send(Abort(2))
     worker.send(Abort(1))

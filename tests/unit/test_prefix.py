@@ -19,7 +19,7 @@ def fill(cache: PrefixCache, tokens: Sequence[int], first: int, salt: str = "") 
     """Record every full block of `tokens` as blocks `first`, `first` + 1, ..."""
     links: list[Link] = []
     for i in range(len(tokens) // B):
-        cache.insert(first + i, i, tokens, salt, links)
+        cache.insert(range(first, first + i + 1), i, i + 1, tokens, salt, links)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_hit_is_of_full_blocks_and_never_the_whole_prompt(n: int, hits: int) -
 
 def test_a_block_that_is_not_full_is_no_block() -> None:
     with pytest.raises(AssertionError, match="only full blocks"):
-        PrefixCache(B).insert(0, 0, [1, 2], "", [])
+        PrefixCache(B).insert([0], 0, 1, [1, 2], "", [])
 
 
 def test_salts_never_meet() -> None:
@@ -83,7 +83,7 @@ def test_tail_behind_a_head_that_collided_is_no_hit(monkeypatch: pytest.MonkeyPa
     fill(cache, [1, 1, 1], 0)
     fill(cache, [2, 2, 2, 5, 5, 5], 1)
     assert cache.lookup([1, 1, 1, 5, 5, 5, 9], "", []) == [0]
-    cache.forget(0)
+    cache.forget([0])
     fill(cache, [2, 2, 2], 3)
     assert cache.lookup([2, 2, 2, 5, 5, 5, 9], "", []) == [3, 2]
 
@@ -94,14 +94,14 @@ def test_first_block_recorded_stays_the_one() -> None:
     fill(cache, [1, 1, 1], 1)
     assert len(cache) == 1
     assert 1 not in cache
-    cache.forget(1)
+    cache.forget([1])
     assert cache.lookup([1, 1, 1, 9], "", []) == [0]
 
 
 def test_forgotten_block_is_no_hit_and_can_be_recorded_anew() -> None:
     cache = PrefixCache(B)
     fill(cache, [1, 1, 1, 2, 2, 2], 0)
-    cache.forget(0)
+    cache.forget([0])
     assert cache.lookup([1, 1, 1, 2, 2, 2, 3], "", []) == []
     fill(cache, [1, 1, 1], 7)
     assert cache.lookup([1, 1, 1, 2, 2, 2, 3], "", []) == [7, 1]

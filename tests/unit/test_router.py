@@ -29,7 +29,6 @@ from twofold.messages import (
     WorkerGone,
     WorkerSeen,
 )
-from twofold.policy.route import Load, least_requests, least_tokens
 from twofold.types import KVLayout
 
 Role = Literal["prefill", "decode", "mixed"]
@@ -289,11 +288,3 @@ def test_prefill_goes_by_tokens_not_by_requests() -> None:
         assert isinstance(effect, SendPrefill)
         workers.append(effect.worker)
     assert workers == ["q", "q", "q", "q"]
-
-
-def test_choices_do_not_depend_on_the_order_of_workers() -> None:
-    loads = [Load("b", 5, 1), Load("a", 5, 1), Load("c", 9, 0)]
-    assert least_tokens(loads) == least_tokens(loads[::-1]) == "a"
-    assert least_requests(loads) == least_requests(loads[::-1]) == "c"
-    assert least_tokens([]) is None
-    assert least_requests([]) is None

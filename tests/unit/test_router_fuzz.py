@@ -1,4 +1,7 @@
-"""The router under messages in any order: late, repeated, of other generations, of dead workers."""
+"""The router under messages in any order: late, repeated, of other generations, of dead workers.
+
+With all policies, drawn anew each time.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,11 @@ from twofold.messages import (
     WorkerGone,
     WorkerSeen,
 )
+from twofold.policy.admit import ADMISSIONS
+from twofold.policy.decode import DECODE_CHOICES
+from twofold.policy.lengths import N_BUCKETS, bucket
+from twofold.policy.prefill import PREFILL_CHOICES
+from twofold.policy.split import SPLIT_CHOICES
 
 WORKERS: list[tuple[str, Literal["prefill", "decode", "mixed"]]] = [
     ("d1", "decode"),
@@ -49,9 +57,28 @@ generations = st.sampled_from([0, 0, 0, 0, 1, -1])
 class RouterMachine(RuleBasedStateMachine):
     """Keeps its own account of what each request was told and of what each worker was sent."""
 
-    @initialize()
-    def start(self) -> None:
-        self.router = Router(max_inflight=INFLIGHT)
+    @initialize(
+        prefill=st.sampled_from(list(PREFILL_CHOICES)),
+        decode=st.sampled_from(list(DECODE_CHOICES)),
+        split=st.sampled_from(list(SPLIT_CHOICES)),
+        admission=st.sampled_from(list(ADMISSIONS)),
+        budget=st.sampled_from([0, 60]),
+    )
+    def start(self, prefill: str, decode: str, split: str, admission: str, budget: int) -> None:
+        self.router = Router(
+            max_inflight=INFLIGHT,
+            prefill_policy=prefill,
+            decode_policy=decode,
+            split_policy=split,
+            admission=admission,
+            seed=1,
+            tpot_goal_ns=5,
+            prefill_budget_tokens=budget,
+            local_below_tokens=10,
+            mixed_above_tokens=20,
+            prefix_keys=3,
+        )
+        self.keeps_roles = split != "mixed_pool"
         self.now_ns = 0
         self.wake_ns: int | None = None
         self.n = 0
@@ -99,6 +126,12 @@ class RouterMachine(RuleBasedStateMachine):
 
     def _sent(self, request_id: int, leg: str, worker: str) -> None:
         assert self.router.workers[worker].up, "sent to a worker that is gone"
+        role = self.router.workers[worker].seen.role
+        if leg == "prefill":
+            assert role == "prefill"
+        elif self.keeps_roles:
+            assert role != "prefill", "an answer from a prefill worker"
+        assert all(self.router.why(request_id)), "placed for no reason"
         self.legs[request_id] = (leg, worker)
 
     # ------------------------------------------------------------------ messages
@@ -109,17 +142,39 @@ class RouterMachine(RuleBasedStateMachine):
     ) -> None:
         layout = OTHER if other else LAYOUT
         name, role = which
-        self.send(WorkerSeen(worker=name, role=role, engine_id=name, layout=layout))
+        self.send(
+            WorkerSeen(
+                worker=name, role=role, engine_id=name, layout=layout, kv_blocks=9, max_num_seqs=3
+            )
+        )
 
     @rule(which=st.sampled_from(WORKERS))
     def worker_gone(self, which: tuple[str, str]) -> None:
         self.send(WorkerGone(which[0]))
 
-    @rule(weight=st.integers(0, 50), left=st.integers(1, 200))
-    def arrive(self, weight: int, left: int) -> None:
+    @rule(
+        weight=st.integers(0, 50),
+        left=st.integers(1, 10**10),
+        answer=st.integers(0, 40),
+        predicted=st.sampled_from([0, 20, 600]),
+        keys=st.lists(st.integers(0, 5), max_size=4).map(tuple),
+    )
+    def arrive(
+        self, weight: int, left: int, answer: int, predicted: int, keys: tuple[int, ...]
+    ) -> None:
         if self.n < 12:
             self.n += 1
-            self.send(Arrive(request_id=self.n, weight=weight, time_left_ns=left))
+            self.send(
+                Arrive(
+                    request_id=self.n,
+                    weight=weight,
+                    time_left_ns=left,
+                    max_tokens=answer,
+                    predicted_tokens=predicted,
+                    block_keys=keys,
+                    block_tokens=16,
+                )
+            )
 
     @rule(pick=picks, generation=generations)
     def prefill_done(self, pick: int, generation: int) -> None:
@@ -138,9 +193,9 @@ class RouterMachine(RuleBasedStateMachine):
             self.held.pop(request_id, None)
         self.send(DecodeStarted(request_id, generation))
 
-    @rule(pick=picks, generation=generations)
-    def leg_ended(self, pick: int, generation: int) -> None:
-        self.send(LegEnded(self._pick(pick), generation))
+    @rule(pick=picks, generation=generations, n_tokens=st.integers(0, 9))
+    def leg_ended(self, pick: int, generation: int, n_tokens: int) -> None:
+        self.send(LegEnded(self._pick(pick), generation, n_tokens))
 
     @rule(
         pick=picks,
@@ -166,7 +221,7 @@ class RouterMachine(RuleBasedStateMachine):
     def client_gone(self, pick: int) -> None:
         self.send(ClientGone(self._pick(pick)))
 
-    @rule(by=st.integers(1, 40), early=st.booleans())
+    @rule(by=st.sampled_from([1, 7, 40, 10**9]), early=st.booleans())
     def advance(self, by: int, early: bool) -> None:
         self.now_ns += by
         if self.wake_ns is not None and (self.wake_ns <= self.now_ns or early):
@@ -190,10 +245,26 @@ class RouterMachine(RuleBasedStateMachine):
             mine = [i for i, (_, where) in self.legs.items() if where == name]
             assert worker.requests == len(mine)
             assert worker.tokens == sum(router.requests[i].weight for i in mine)
+            self._check_kinds(name)
         assert set(self.held) <= set(router.requests), "KV held that nobody frees"
         for request_id, outcome in self.terminal.items():
             told = request_id in self.answered
             assert told == (outcome in ("refused", "failed"))
+
+    def _check_kinds(self, name: str) -> None:
+        """A worker's prompts and answers, counted anew from the requests."""
+        worker = self.router.workers[name]
+        here = [r for r in self.router.requests.values() if name in (r.prefill, r.decode)]
+        prompts = [r for r in here if r.state in (Leg.PREFILLING, Leg.ONLY)]
+        answers = [r for r in here if r.decode == name]
+        assert worker.queued_tokens == sum(r.uncached for r in prompts)
+        assert worker.sequences == len(answers)
+        assert worker.used_blocks == sum(r.need_blocks for r in answers)
+        assert worker.output_left == sum(r.output_tokens for r in answers)
+        by_length = [0] * N_BUCKETS
+        for request in answers:
+            by_length[bucket(request.predicted_tokens)] += 1
+        assert worker.by_length == by_length
 
     def teardown(self) -> None:
         if not hasattr(self, "router"):
@@ -208,6 +279,7 @@ class RouterMachine(RuleBasedStateMachine):
         assert sorted(self.terminal) == list(range(1, self.n + 1))
         for worker in self.router.workers.values():
             assert (worker.tokens, worker.requests) == (0, 0)
+            assert (worker.queued_tokens, worker.sequences, worker.used_blocks) == (0, 0, 0)
 
 
 TestRouter = RouterMachine.TestCase

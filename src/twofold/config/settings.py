@@ -96,7 +96,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GatewayLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gateway takes on at once, and how long it waits."""
+    """What a gateway takes on at once, how long it waits, and how it places requests.
+
+    The names of policies are those of the tables in `twofold.policy`.
+    """
 
     max_inflight: Annotated[
         int, Meta(ge=1, description="requests in flight, at most; more are refused")
@@ -113,6 +116,59 @@ class GatewayLimits(msgspec.Struct, frozen=True, kw_only=True):
     kept_ledgers: Annotated[
         int, Meta(ge=1, description="ended requests whose ledger can still be asked for")
     ] = 1024
+    prefill_policy: Annotated[
+        str,
+        Meta(
+            description="how the worker that reads a prompt is chosen",
+            extra={
+                CHOICES: (
+                    "least_tokens",
+                    "projected_ttft",
+                    "prefix_aware",
+                    "jsq",
+                    "round_robin",
+                    "power_of_two",
+                )
+            },
+        ),
+    ] = "least_tokens"
+    decode_policy: Annotated[
+        str,
+        Meta(
+            description="how the worker that writes an answer is chosen",
+            extra={
+                CHOICES: (
+                    "least_requests",
+                    "active_sequences",
+                    "free_blocks",
+                    "projected_tpot",
+                    "length_buckets",
+                )
+            },
+        ),
+    ] = "least_requests"
+    split_policy: Annotated[
+        str,
+        Meta(
+            description="when a prompt is read apart from where its answer is written",
+            extra={CHOICES: ("always", "never", "projected", "threshold", "mixed_pool")},
+        ),
+    ] = "always"
+    admission: Annotated[
+        str,
+        Meta(
+            description="what is refused at arrival because it could not be served in time",
+            extra={CHOICES: ("none", "ttft", "joint", "joint_predicted")},
+        ),
+    ] = "none"
+    slo_ttft_s: Annotated[
+        float,
+        Meta(ge=0, description="seconds to the first token that admission keeps to; 0: no goal"),
+    ] = 0.0
+    slo_tpot_s: Annotated[
+        float,
+        Meta(ge=0, description="seconds per token that joint admission keeps to; 0: no goal"),
+    ] = 0.0
 
 
 class GatewaySettings(GatewayLimits, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ beginning share. What cannot be known of it, single ids, it does not offer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from twofold.core.links import Link
@@ -51,6 +52,7 @@ class Abridged:
 
 Ids: TypeAlias = tuple[int, ...]
 TokenList: TypeAlias = list[int] | Abridged
+KnownTokens: TypeAlias = Sequence[int] | Abridged
 
 
 def token_list(ids: Ids) -> TokenList:
@@ -72,7 +74,7 @@ def known_links(tokens: TokenList) -> list[Link]:
     return list(tokens.links) if isinstance(tokens, Abridged) else []
 
 
-def full_block(tokens: TokenList, index: int, size: int, parent: Link | None, salt: str) -> Link:
+def full_block(tokens: KnownTokens, index: int, size: int, parent: Link | None, salt: str) -> Link:
     """The link of full block `index` of `tokens`."""
     if isinstance(tokens, Abridged):
         return tokens.link(index, parent, salt)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from twofold.core.abridged import TokenList
+from twofold.core.abridged import KnownTokens
 from twofold.core.links import Link
 from twofold.core.prefix import PrefixCache
 from twofold.types import BlockId, RequestId
@@ -81,9 +81,10 @@ class BlockPool:
         free, cached = len(self._free), len(self._lru)
         return PoolCounts(free, cached, self.n_blocks - free - cached - self._n_held, self._n_held)
 
-    def is_idle(self, block: BlockId) -> bool:
-        """Whether nobody references `block`, so that taking it uses up an available one."""
-        return self._refs[block] == 0
+    def busy(self, blocks: Sequence[BlockId]) -> int:
+        """How many of `blocks` somebody references, so that sharing uses up no available one."""
+        refs = self._refs
+        return sum([refs[block] > 0 for block in blocks])
 
     def references(self, block: BlockId) -> int:
         """How many requests and handoffs use `block`."""
@@ -108,24 +109,29 @@ class BlockPool:
         The caller has checked `available`.
         """
         assert 0 <= n <= self.available, f"{n} blocks asked, {self.available} available"
-        blocks: list[BlockId] = []
-        for _ in range(n):
-            if self._free:
-                block = self._free.pop()
-            else:
-                block, _ = self._lru.popitem(last=False)
-                self.cache.forget(block)
-                self.n_evicted += 1
-            self._refs[block] = 1
-            blocks.append(block)
+        free = self._free
+        n_free = min(n, len(free))
+        blocks = free[len(free) - n_free :]
+        blocks.reverse()
+        del free[len(free) - n_free :]
+        if n > n_free:
+            evict = self._lru.popitem
+            evicted = [evict(last=False)[0] for _ in range(n - n_free)]
+            self.cache.forget(evicted)
+            self.n_evicted += len(evicted)
+            blocks += evicted
+        refs = self._refs
+        for block in blocks:
+            refs[block] = 1
         return blocks
 
     def share(self, blocks: Sequence[BlockId]) -> None:
         """One more reference to each block: cached ones become active again."""
+        refs, lru = self._refs, self._lru
         for block in blocks:
-            if self._refs[block] == 0:
-                del self._lru[block]
-            self._refs[block] += 1
+            if refs[block] == 0:
+                del lru[block]
+            refs[block] += 1
 
     def release(self, blocks: Sequence[BlockId]) -> None:
         """One reference fewer to each block.
@@ -134,16 +140,18 @@ class BlockPool:
         evicted before the head, which more prompts share.
         """
         self.n_released += 1
+        refs, holders, free, lru = self._refs, self._holders, self._free, self._lru
+        known = self.cache.links
         for block in reversed(blocks):
-            refs = self._refs[block] - 1
-            assert refs >= 0, f"block {block} released more often than taken"
-            self._refs[block] = refs
-            if refs == 0:
-                assert self._holders[block] == 0, f"block {block} let go while held"
-                if block in self.cache:
-                    self._lru[block] = None
+            left = refs[block] - 1
+            assert left >= 0, f"block {block} released more often than taken"
+            refs[block] = left
+            if left == 0:
+                assert holders[block] == 0, f"block {block} let go while held"
+                if block in known:
+                    lru[block] = None
                 else:
-                    self._free.append(block)
+                    free.append(block)
 
     # ------------------------------------------------------------------- holds
 
@@ -169,13 +177,19 @@ class BlockPool:
     # ------------------------------------------------------------ prefix cache
 
     def remember(
-        self, block: BlockId, index: int, tokens: TokenList, salt: str, links: list[Link]
+        self,
+        blocks: Sequence[BlockId],
+        first: int,
+        end: int,
+        tokens: KnownTokens,
+        salt: str,
+        links: list[Link],
     ) -> None:
-        """The full block number `index` of `tokens` has been computed into `block`."""
+        """The full blocks number `first` to `end` of `tokens` have been computed."""
         if self._caching:
-            self.cache.insert(block, index, tokens, salt, links)
+            self.cache.insert(blocks, first, end, tokens, salt, links)
 
-    def lookup(self, tokens: TokenList, salt: str, links: list[Link]) -> list[BlockId]:
+    def lookup(self, tokens: KnownTokens, salt: str, links: list[Link]) -> list[BlockId]:
         """Cached blocks that `tokens` starts with (see `PrefixCache.lookup`); takes none."""
         return self.cache.lookup(tokens, salt, links) if self._caching else []
 

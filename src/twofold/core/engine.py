@@ -19,16 +19,15 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Final, Literal
+from typing import Final
 
 from twofold.core.blocks import BlockPool
-from twofold.core.request import Request, State
+from twofold.core.request import Outcome, Request, State
 from twofold.core.timers import Timers
-from twofold.messages import Ended, Phases, RunStep, StepDone, StepFailed, Token, WorkerEffect
+from twofold.messages import RunStep, StepDone, StepFailed, Token, WorkerEffect
 from twofold.policy import batch
 from twofold.types import BlockId, RequestId
 
-Outcome = Literal["finished", "refused", "failed", "cancelled"]
 Effects = list[WorkerEffect]
 
 
@@ -134,14 +133,18 @@ class Engine:
         """Put running requests into `work`, decodes first; returns the budget left."""
         budget = self.max_num_batched_tokens
         size = self.pool.block_size
+        prefilling = False
         for request in list(self.running):
-            if request.state is State.RUNNING and request.n_missing == 1:
-                short = request.computed // size == len(request.blocks)
+            computed = request.computed
+            if request.n_known - computed != 1:
+                prefilling = True
+            elif request.state is State.RUNNING:
+                short = computed // size == len(request.blocks)
                 if short and not self._grow(request):
                     continue
-                work.append((request.id, request.computed, 1))
+                work.append((request.id, computed, 1))
                 budget -= 1
-        for request in self.running:
+        for request in self.running if prefilling else ():
             if request.n_missing > 1 and budget > 0:
                 n = batch.chunk_tokens(request.n_missing, budget)
                 work.append((request.id, request.computed, n))
@@ -174,8 +177,7 @@ class Engine:
     def _need(self, request: Request) -> tuple[int, list[BlockId]]:
         """Available blocks that placing would use up, and the cached blocks it starts with."""
         hits = self.pool.lookup(request.tokens, request.salt, request.links)
-        taken = sum(1 for block in hits if not self.pool.is_idle(block))
-        return request.n_blocks_known(self.pool.block_size) - taken, hits
+        return request.n_blocks_known(self.pool.block_size) - self.pool.busy(hits), hits
 
     def _fits(self, need: int) -> bool:
         spare = batch.spare_blocks(len(self.running), self.pool.n_blocks)
@@ -314,16 +316,17 @@ class Engine:
     def computed_to(self, request: Request, n: int) -> None:
         """KV of the first `n` tokens exists; blocks that became full may serve others."""
         size = self.pool.block_size
-        for index in range(request.computed // size, n // size):
+        first, end = request.computed // size, n // size
+        if first != end:
             self.pool.remember(
-                request.blocks[index], index, request.tokens, request.salt, request.links
+                request.blocks, first, end, request.tokens, request.salt, request.links
             )
         request.computed = n
 
     def _append(self, request: Request, token: int, now_ns: int, out: Effects) -> None:
         index = request.n_output
-        request.tokens.append(token)
-        phases = self._phases(request, now_ns) if index == 0 else None
+        request.append(token)
+        phases = request.phases(now_ns) if index == 0 else None
         out.append(Token(request.id, index, token, phases))
         stops = token in request.stop_token_ids and index + 1 > request.min_tokens
         if stops or index + 1 == request.max_tokens:
@@ -333,21 +336,11 @@ class Engine:
             else:
                 self.end(request, "finished", reason, out)
 
-    def _phases(self, request: Request, now_ns: int) -> Phases:
-        remote = request.ready_ns >= 0
-        return Phases(
-            handoff_wait_ns=request.placed_ns - request.arrived_ns if remote else 0,
-            transfer_ns=request.ready_ns - request.placed_ns if remote else 0,
-            queue_ns=request.first_step_ns - (request.ready_ns if remote else request.arrived_ns),
-            compute_ns=now_ns - request.first_step_ns,
-            n_bytes=request.n_bytes,
-        )
-
     # --------------------------------------------------------------------- end
 
     def end(self, request: Request, outcome: Outcome, reason: str, out: Effects) -> None:
         """The one terminal event of a known request; its blocks come back as soon as may be."""
-        out.append(self.ended(request, outcome, reason))
+        out.append(request.ended(outcome, reason))
         self.timers.cancel(("deadline", request.id))
         if request.state is State.WAITING:
             self.waiting.remove(request)
@@ -366,7 +359,7 @@ class Engine:
                 self._let_go(request)
 
     def _end_held(self, request: Request, reason: str, now_ns: int, out: Effects) -> None:
-        out.append(self.ended(request, "finished", reason, held=True))
+        out.append(request.ended("finished", reason, held=True))
         self.timers.cancel(("deadline", request.id))
         self.running.remove(request)
         self.n_placed -= 1
@@ -387,18 +380,3 @@ class Engine:
     def _forget(self, request: Request) -> None:
         request.state = State.GONE
         del self.requests[request.id]
-
-    def ended(
-        self, request: Request, outcome: Outcome, reason: str, *, held: bool = False
-    ) -> Ended:
-        """The terminal event that says what became of `request`."""
-        return Ended(
-            request_id=request.id,
-            outcome=outcome,
-            reason=reason,
-            n_prompt=request.n_prompt,
-            n_output=request.n_output,
-            n_cached=request.n_cached,
-            n_preempted=request.n_preempted,
-            held=held,
-        )

@@ -37,38 +37,41 @@ class Rate:
 
 
 class Line:
-    """Step time against sequences in it, as the least-squares line through faded samples."""
+    """Step time against sequences in it: the least-squares line through faded samples.
 
-    __slots__ = ("_n", "_nn", "_ns", "_nt", "_t")
+    Kept as means, variance and covariance, so that samples of one batch size have a variance of
+    exactly 0 and are not taken for a slope.
+    """
+
+    __slots__ = ("_cov", "_mean_n", "_mean_ns", "_var", "known")
 
     def __init__(self) -> None:
-        self._n = self._nn = self._t = self._nt = self._ns = 0
-
-    @property
-    def known(self) -> bool:
+        self.known = False
         """Whether there has been a sample."""
-        return self._n > 0
+        self._mean_n = self._mean_ns = self._var = self._cov = 0
 
     def add(self, sequences: int, ns: int) -> None:
         """A step of `sequences` took `ns`."""
-        one = 1 << _SCALE_BITS
-        self._n += one - (self._n >> _FADE_BITS)
-        self._t += sequences * one - (self._t >> _FADE_BITS)
-        self._nn += sequences * sequences * one - (self._nn >> _FADE_BITS)
-        self._ns += ns * one - (self._ns >> _FADE_BITS)
-        self._nt += sequences * ns * one - (self._nt >> _FADE_BITS)
+        n, ns = sequences << _SCALE_BITS, ns << _SCALE_BITS
+        if not self.known:
+            self.known = True
+            self._mean_n, self._mean_ns = n, ns
+            return
+        off_n, off_ns = n - self._mean_n, ns - self._mean_ns
+        self._mean_n += off_n >> _FADE_BITS
+        self._mean_ns += off_ns >> _FADE_BITS
+        self._var += (off_n * off_n - self._var) >> _FADE_BITS
+        self._cov += (off_n * off_ns - self._cov) >> _FADE_BITS
 
     def at(self, sequences: int) -> tuple[int, int]:
         """(step time in ns with `sequences`, what one more adds); zeros while nothing is known.
 
-        Neither is ever below 0: where the samples fall, their mean is the answer.
+        A step takes no less for more sequences, and at most in proportion more: what samples say
+        beyond that is noise.
         """
-        if not self.known:
-            return 0, 0
-        spread = self._n * self._nn - self._t * self._t
-        slope = self._n * self._nt - self._t * self._ns
-        mean_ns = self._ns // self._n
-        if spread <= 0 or slope <= 0:
-            return mean_ns, 0
-        away = sequences * self._n - self._t  # from the samples' mean, times _n
-        return max(0, mean_ns + slope * away // (spread * self._n)), slope // spread
+        mean_ns = self._mean_ns >> _SCALE_BITS
+        rise, per = max(0, self._cov), self._var
+        if not per or rise * self._mean_n > self._mean_ns * per:
+            rise, per = (self._mean_ns, self._mean_n) if per else (0, 1)
+        away = (sequences << _SCALE_BITS) - self._mean_n
+        return max(0, mean_ns + (rise * away // per >> _SCALE_BITS)), rise // per

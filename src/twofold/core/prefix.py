@@ -8,7 +8,9 @@ key would not do for that: it says nothing certain of what came before.
 
 from __future__ import annotations
 
-from twofold.core.abridged import TokenList, full_block
+from collections.abc import Sequence
+
+from twofold.core.abridged import KnownTokens, full_block
 from twofold.core.links import Key, Link, same_chain
 from twofold.types import BlockId
 
@@ -20,15 +22,15 @@ class PrefixCache:
         self.n_inserted = 0
         self._block_size = block_size
         self._block_of: dict[Key, BlockId] = {}
-        self._link_of: dict[BlockId, Link] = {}
+        self.links: dict[BlockId, Link] = {}
 
     def __len__(self) -> int:
-        return len(self._link_of)
+        return len(self.links)
 
     def __contains__(self, block: BlockId) -> bool:
-        return block in self._link_of
+        return block in self.links
 
-    def lookup(self, tokens: TokenList, salt: str, links: list[Link]) -> list[BlockId]:
+    def lookup(self, tokens: KnownTokens, salt: str, links: list[Link]) -> list[BlockId]:
         """Longest chain of cached blocks that `tokens` starts with, in order.
 
         The chain never covers all of `tokens`: one token is left to compute, since the model's
@@ -44,7 +46,7 @@ class PrefixCache:
             block = self._block_of.get(link.key)
             if block is None:
                 break
-            cached = self._link_of[block]
+            cached = self.links[block]
             if cached is not link:
                 # Taking over the cache's own links keeps the comparison to one block each time.
                 parent = links[i - 1] if i else None
@@ -57,31 +59,41 @@ class PrefixCache:
         return found
 
     def insert(
-        self, block: BlockId, index: int, tokens: TokenList, salt: str, links: list[Link]
+        self,
+        blocks: Sequence[BlockId],
+        first: int,
+        end: int,
+        tokens: KnownTokens,
+        salt: str,
+        links: list[Link],
     ) -> None:
-        """Record that `block` holds the full block number `index` of `tokens`.
+        """Record that `blocks[i]` holds the full block number i of `tokens`, first <= i < end.
 
-        Does nothing when another block already has that key, or when `block` is recorded.
-        `links` must reach up to `index - 1` and is extended to `index`.
+        Skips those whose key another block already has, or that are recorded. `links` must reach
+        up to `first` and is extended to `end`.
         """
-        if index == len(links):
-            size = self._block_size
-            links.append(full_block(tokens, index, size, links[-1] if links else None, salt))
-        link = links[index]
-        if link.key not in self._block_of and block not in self._link_of:
-            self._block_of[link.key] = block
-            self._link_of[block] = link
-            self.n_inserted += 1
+        block_of, known, size = self._block_of, self.links, self._block_size
+        while len(links) < end:
+            parent = links[-1] if links else None
+            links.append(full_block(tokens, len(links), size, parent, salt))
+        for index in range(first, end):
+            link, block = links[index], blocks[index]
+            if link.key not in block_of and block not in known:
+                block_of[link.key] = block
+                known[block] = link
+        self.n_inserted += end - first
 
-    def forget(self, block: BlockId) -> None:
-        """Drop `block`: it is about to hold something else. Unknown blocks are ignored."""
-        link = self._link_of.pop(block, None)
-        if link is not None:
-            del self._block_of[link.key]
+    def forget(self, blocks: Sequence[BlockId]) -> None:
+        """Drop `blocks`: they are about to hold something else. Unknown ones are ignored."""
+        block_of, known = self._block_of, self.links
+        for block in blocks:
+            link = known.pop(block, None)
+            if link is not None:
+                del block_of[link.key]
 
     def clear(self) -> list[BlockId]:
         """Forget everything; returns the blocks forgotten, in order of insertion."""
-        blocks = list(self._link_of)
-        self._link_of.clear()
+        blocks = list(self.links)
+        self.links.clear()
         self._block_of.clear()
         return blocks

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Literal, TypeAlias
 
 from twofold.core.abridged import known_links, token_list
 from twofold.core.links import Link
+from twofold.messages import Ended, Phases
 from twofold.types import BlockId, KVHandle, RequestId, ceil_div
+
+Outcome: TypeAlias = Literal["finished", "refused", "failed", "cancelled"]
 
 
 class State(IntEnum):
@@ -49,6 +53,7 @@ class Request:
         "min_tokens",
         "n_bytes",
         "n_cached",
+        "n_known",
         "n_preempted",
         "n_prompt",
         "placed_ns",
@@ -78,6 +83,7 @@ class Request:
     ) -> None:
         self.id = request_id
         self.tokens = token_list(tokens)
+        self.n_known = len(tokens)  # prompt and answer so far; 0 while the ids are not known
         self.n_prompt = source.n_tokens if source else len(tokens)
         self.max_tokens = max_tokens
         self.min_tokens = min_tokens
@@ -111,17 +117,46 @@ class Request:
     @property
     def n_output(self) -> int:
         """Tokens of the answer so far."""
-        return max(0, len(self.tokens) - self.n_prompt)
+        return max(0, self.n_known - self.n_prompt)
+
+    def append(self, token: int) -> None:
+        """One more token of the answer."""
+        self.tokens.append(token)
+        self.n_known += 1
 
     @property
     def n_missing(self) -> int:
         """Known tokens whose KV is yet to be computed; 1 for a request that decodes."""
-        return len(self.tokens) - self.computed
+        return self.n_known - self.computed
 
     def n_blocks_known(self, block_size: int) -> int:
         """Blocks for all tokens known now."""
-        return ceil_div(len(self.tokens), block_size)
+        return ceil_div(self.n_known, block_size)
 
     def n_blocks_at_most(self, block_size: int) -> int:
         """Blocks it can ever need: the last token of the answer is never fed back."""
         return ceil_div(self.n_prompt + self.max_tokens - 1, block_size)
+
+    def phases(self, now_ns: int) -> Phases:
+        """Where its time went, its first token being sampled now."""
+        remote = self.ready_ns >= 0
+        return Phases(
+            handoff_wait_ns=self.placed_ns - self.arrived_ns if remote else 0,
+            transfer_ns=self.ready_ns - self.placed_ns if remote else 0,
+            queue_ns=self.first_step_ns - (self.ready_ns if remote else self.arrived_ns),
+            compute_ns=now_ns - self.first_step_ns,
+            n_bytes=self.n_bytes,
+        )
+
+    def ended(self, outcome: Outcome, reason: str, *, held: bool = False) -> Ended:
+        """The terminal event that says what became of it."""
+        return Ended(
+            request_id=self.id,
+            outcome=outcome,
+            reason=reason,
+            n_prompt=self.n_prompt,
+            n_output=self.n_output,
+            n_cached=self.n_cached,
+            n_preempted=self.n_preempted,
+            held=held,
+        )

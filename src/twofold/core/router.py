@@ -7,8 +7,9 @@
     ONLY        -       -              STREAMING      -         answered  3  cancel decode
     STREAMING   -       -              -              finished  cut          cancel decode
 
-    1  PREFILLING when a prefill and a decode worker of equal layout are up, else ONLY when a
-       mixed worker is up, else refused (503, or 429 when too many requests are in flight).
+    1  PREFILLING or ONLY as the split policy says (unless told otherwise: PREFILLING when a
+       prefill and a decode worker of equal layout are up, else ONLY when a mixed worker is up),
+       else refused: 503, or 429 when there is too much in flight or admission says no.
     2  The decode worker is chosen now, by its load now: pulling does not need it earlier.
        None left: answered 502, and the prefill worker is told to free the KV.
     3  A worker's own 4xx passes as it is; anything else is 502. In HANDOFF the KV is released.
@@ -24,7 +25,8 @@ from typing import Literal
 
 import msgspec
 
-from twofold.core.handoff.layout import incompatibility
+from twofold.core.fleet import RouterWorker
+from twofold.core.placement import Placement, Placer, Refusal
 from twofold.core.timers import Timers
 from twofold.messages import (
     Arrive,
@@ -47,7 +49,8 @@ from twofold.messages import (
     WorkerGone,
     WorkerSeen,
 )
-from twofold.policy.route import Load, least_requests, least_tokens
+from twofold.policy.choice import Choice, describe
+from twofold.policy.lengths import reserve_tokens
 from twofold.types import RequestId
 
 Effects = list[RouterEffect]
@@ -63,17 +66,11 @@ class Leg(IntEnum):
     STREAMING = 4
 
 
-class RouterWorker(msgspec.Struct):
-    """A worker as the router sees it, with what it has been sent and not answered."""
-
-    seen: WorkerSeen
-    up: bool = True
-    tokens: int = 0
-    requests: int = 0
-
-
 class Routed(msgspec.Struct, kw_only=True):
-    """A request in flight."""
+    """A request in flight: what it asks for, where it is, and why it is there.
+
+    `sent_ns` and `started_ns` are of the leg under way: when it left, when its answer began.
+    """
 
     id: RequestId
     weight: int
@@ -81,6 +78,16 @@ class Routed(msgspec.Struct, kw_only=True):
     generation: int = 0
     prefill: str = ""
     decode: str = ""
+    number: int = 0
+    uncached: int = 0
+    need_blocks: int = 0
+    output_tokens: int = 0
+    predicted_tokens: int = 0
+    block_keys: tuple[int, ...] = ()
+    block_tokens: int = 0
+    sent_ns: int = 0
+    started_ns: int = 0
+    choices: tuple[Choice, ...] = ()
 
 
 class RouterCounts(msgspec.Struct):
@@ -99,15 +106,65 @@ class RouterCounts(msgspec.Struct):
 class Router:
     """Places requests on workers and sees each to its one end.
 
-    `max_inflight` bounds the requests between arrival and end.
+    `max_inflight` bounds the requests between arrival and end. Policies are named as in the
+    tables of `twofold.policy`; ValueError for an unknown name. `seed` stands in for chance.
+    `ttft_goal_ns` and `tpot_goal_ns` are what admission holds requests to, 0 for none (a
+    request's own deadline counts all the same). `prefill_budget_tokens` bounds each prefill
+    queue, 0 for no bound. `local_below_tokens` and `mixed_above_tokens` are the limits of the
+    split policies that have one. `prefix_keys` bounds what is remembered of each worker's cache.
     """
 
-    def __init__(self, *, max_inflight: int) -> None:
-        self.workers: dict[str, RouterWorker] = {}
+    def __init__(
+        self,
+        *,
+        max_inflight: int,
+        prefill_policy: str = "least_tokens",
+        decode_policy: str = "least_requests",
+        split_policy: str = "always",
+        admission: str = "none",
+        seed: int = 0,
+        ttft_goal_ns: int = 0,
+        tpot_goal_ns: int = 0,
+        prefill_budget_tokens: int = 0,
+        local_below_tokens: int = 512,
+        mixed_above_tokens: int = 8192,
+        prefix_keys: int = 65_536,
+    ) -> None:
+        self._placer = Placer(
+            prefill_policy=prefill_policy,
+            decode_policy=decode_policy,
+            split_policy=split_policy,
+            admission=admission,
+            seed=seed,
+            ttft_goal_ns=ttft_goal_ns,
+            tpot_goal_ns=tpot_goal_ns,
+            prefill_budget_tokens=prefill_budget_tokens,
+            local_below_tokens=local_below_tokens,
+            mixed_above_tokens=mixed_above_tokens,
+            prefix_keys=prefix_keys,
+        )
+        self._fleet = self._placer.fleet
         self.requests: dict[RequestId, Routed] = {}
         self.counts = RouterCounts()
         self._max_inflight = max_inflight
         self._timers = Timers()
+
+    @property
+    def workers(self) -> dict[str, RouterWorker]:
+        """The workers by name."""
+        return self._fleet.workers
+
+    def why(self, request_id: RequestId) -> tuple[str, ...]:
+        """Why a request in flight is where it is: a line for each choice made, in order."""
+        return tuple([describe(choice) for choice in self.requests[request_id].choices])
+
+    def pair_fault(self) -> str | None:
+        """Why no prefill and decode worker can be paired now, or None when some can."""
+        return self._fleet.pair_fault()
+
+    def unready(self) -> str | None:
+        """Why no request could be served now, or None."""
+        return self._placer.unready()
 
     def handle(self, message: RouterMessage, now_ns: int) -> Effects:
         """Effects of `message`, in the order in which they are to be carried out."""
@@ -115,75 +172,23 @@ class Router:
         if isinstance(message, Arrive):
             self._arrive(message, now_ns, out)
         elif isinstance(message, WorkerSeen):
-            self._seen(message)
+            self._fleet.seen(message)
         elif isinstance(message, WorkerGone):
-            self._gone(message.worker)
+            self._fleet.gone(message.worker)
         elif isinstance(message, Wake):
             for _, request_id in self._timers.due(now_ns):
-                self._deadline(self.requests[request_id], out)
+                self._deadline(self.requests[request_id], now_ns, out)
         elif isinstance(message, ClientGone):
             request = self.requests.get(message.request_id)
             if request is not None:
                 self._cancel_legs(request, out)
-                self._end(request, "cancelled", "the client went away", out)
+                self._end(request, "cancelled", "the client went away", now_ns, out)
         else:
-            self._leg(message, out)
+            self._leg(message, now_ns, out)
         at_ns = self._timers.arm()
         if at_ns is not None:
             out.append(WakeAt(at_ns))
         return out
-
-    # ----------------------------------------------------------------- workers
-
-    def _seen(self, message: WorkerSeen) -> None:
-        known = self.workers.get(message.worker)
-        if known is None:
-            self.workers[message.worker] = RouterWorker(message)
-        else:
-            known.seen, known.up = message, True
-
-    def _gone(self, worker: str) -> None:
-        known = self.workers.get(worker)
-        if known is not None:
-            known.up = False
-
-    def _loads(self, role: str) -> list[Load]:
-        return [
-            Load(name, worker.tokens, worker.requests)
-            for name, worker in self.workers.items()
-            if worker.up and worker.seen.role == role
-        ]
-
-    def _partners(self, prefill: str) -> list[Load]:
-        """Decode workers that can read what `prefill` writes."""
-        ours = self.workers[prefill].seen.layout
-        return [
-            load
-            for load in self._loads("decode")
-            if (theirs := self.workers[load.worker].seen.layout) is not None
-            and ours is not None
-            and incompatibility(ours, theirs) is None
-        ]
-
-    def pair_fault(self) -> str | None:
-        """Why no prefill and decode worker can be paired now, or None when some can."""
-        fault: str | None = None
-        for prefill in self._loads("prefill"):
-            if self._partners(prefill.worker):
-                return None
-            for decode in self._loads("decode"):
-                a = self.workers[prefill.worker].seen.layout
-                b = self.workers[decode.worker].seen.layout
-                differs = incompatibility(a, b) if a and b else "a layout is not known"
-                fault = fault or f"{prefill.worker} and {decode.worker}: {differs}"
-        for role in ("prefill", "decode"):
-            if not self._loads(role):
-                return f"no {role} worker is up"
-        return fault
-
-    def unready(self) -> str | None:
-        """Why no request could be served now, or None."""
-        return None if self._loads("mixed") else self.pair_fault()
 
     # ----------------------------------------------------------------- arrival
 
@@ -191,81 +196,115 @@ class Router:
         assert message.request_id not in self.requests, "a driver reused a request id"
         self.counts.received += 1
         if len(self.requests) >= self._max_inflight:
-            out.append(
-                Reply(message.request_id, 429, "queue_full", "too many requests in flight", 1)
-            )
-            self._count_end(message.request_id, "refused", "queue_full", out)
+            full = Refusal(429, "queue_full", "too many requests in flight", 1)
+            self._refuse(message.request_id, full, "queue_full", out)
             return
-        request = Routed(id=message.request_id, weight=message.weight, state=Leg.PREFILLING)
-        able = [load for load in self._loads("prefill") if self._partners(load.worker)]
-        prefill = least_tokens(able)
-        mixed = least_tokens(self._loads("mixed"))
-        if prefill is not None:
-            request.prefill = prefill
-            self._add_load(prefill, request, +1)
-            self.counts.remote += 1
-            out.append(SendPrefill(request.id, request.generation, prefill))
-        elif mixed is not None:
-            request.state = Leg.ONLY
-            request.decode = mixed
-            self._add_load(mixed, request, +1)
-            self.counts.local += 1
-            self.counts.fallback += any(w.seen.role != "mixed" for w in self.workers.values())
-            out.append(SendDecode(request.id, request.generation, mixed, remote=False))
-        else:
-            reason = self.unready() or "no worker is up"
-            out.append(Reply(request.id, 503, "not_ready", reason, 1))
-            self._count_end(request.id, "refused", reason, out)
+        output_tokens = reserve_tokens(message.predicted_tokens, message.max_tokens)
+        request = Routed(
+            id=message.request_id,
+            weight=message.weight,
+            state=Leg.PREFILLING,
+            number=self.counts.received,
+            uncached=message.weight,
+            need_blocks=self._fleet.need_blocks(message.weight, output_tokens),
+            output_tokens=output_tokens,
+            predicted_tokens=message.predicted_tokens,
+            block_keys=message.block_keys,
+            block_tokens=message.block_tokens,
+            sent_ns=now_ns,
+        )
+        placed = self._placer.place(request, message.time_left_ns)
+        if isinstance(placed, Refusal):
+            self._refuse(request.id, placed, placed.reason, out)
             return
+        self._send_first(request, placed, now_ns, out)
         self.requests[request.id] = request
         if message.time_left_ns:
             self._timers.set(("deadline", request.id), now_ns + message.time_left_ns)
 
-    def _add_load(self, worker: str, request: Routed, sign: int) -> None:
-        self.workers[worker].tokens += sign * request.weight
-        self.workers[worker].requests += sign
+    def _refuse(self, request_id: RequestId, refusal: Refusal, reason: str, out: Effects) -> None:
+        status, code, text, retry_after_s = refusal
+        out.append(Reply(request_id, status, code, text, retry_after_s))
+        self._count_end(request_id, "refused", reason, out)
+
+    def _send_first(self, request: Routed, placed: Placement, now_ns: int, out: Effects) -> None:
+        worker = placed.worker
+        request.choices = placed.choices
+        request.uncached = self._fleet.uncached(worker, request)
+        self._fleet.leg(worker, request, +1)
+        self._fleet.prompt(worker, request, +1, now_ns)
+        if placed.whole:
+            request.state = Leg.ONLY
+            request.decode = worker
+            self._fleet.answer(worker, request, +1)
+            self.counts.local += 1
+            self.counts.fallback += placed.fallback
+            out.append(SendDecode(request.id, request.generation, worker, remote=False))
+        else:
+            request.prefill = worker
+            self._fleet.come(request, +1)
+            self.counts.remote += 1
+            out.append(SendPrefill(request.id, request.generation, worker))
 
     # -------------------------------------------------------------------- legs
 
     def _leg(
-        self, message: PrefillDone | DecodeStarted | LegEnded | LegFailed, out: Effects
+        self,
+        message: PrefillDone | DecodeStarted | LegEnded | LegFailed,
+        now_ns: int,
+        out: Effects,
     ) -> None:
         request = self.requests.get(message.request_id)
         if request is None or request.generation != message.generation:
             return
         if isinstance(message, LegFailed) and message.lost:
-            self._gone(request.prefill if message.leg == "prefill" else request.decode)
+            self._fleet.gone(request.prefill if message.leg == "prefill" else request.decode)
         if isinstance(message, PrefillDone) and request.state is Leg.PREFILLING:
-            self._hand_over(request, out)
+            self._hand_over(request, now_ns, out)
         elif isinstance(message, DecodeStarted) and request.state in (Leg.HANDOFF, Leg.ONLY):
-            request.state = Leg.STREAMING
+            self._started(request, now_ns)
         elif isinstance(message, LegEnded) and request.state is Leg.STREAMING:
-            self._end(request, "finished", "", out)
+            took_ns = now_ns - request.started_ns
+            self._fleet.was_written(request.decode, message.n_tokens, took_ns)
+            self._end(request, "finished", "", now_ns, out)
         elif isinstance(message, LegFailed):
-            self._failed(request, message, out)
+            self._failed(request, message, now_ns, out)
 
-    def _hand_over(self, request: Routed, out: Effects) -> None:
-        self._add_load(request.prefill, request, -1)
-        decode = least_requests(self._partners(request.prefill))
-        if decode is None:
-            reason = self.pair_fault() or "no decode worker is up"
+    def _hand_over(self, request: Routed, now_ns: int, out: Effects) -> None:
+        self._fleet.was_read(request.prefill, request.uncached, request.sent_ns, now_ns)
+        self._prefill_over(request, now_ns)
+        request.state = Leg.HANDOFF
+        chosen = self._placer.place_answer(request, request.prefill)
+        if not chosen.worker:
+            reason = self.pair_fault() or chosen.reason
             out.append(ReleaseHeld(request.id, request.generation, request.prefill))
             out.append(Reply(request.id, 502, "decode_unavailable", reason))
-            request.state = Leg.HANDOFF
-            self._end(request, "failed", reason, out)
+            self._end(request, "failed", reason, now_ns, out)
             return
-        request.state = Leg.HANDOFF
-        request.decode = decode
-        self._add_load(decode, request, +1)
-        out.append(SendDecode(request.id, request.generation, decode, remote=True))
+        request.decode = chosen.worker
+        request.choices += (chosen,)
+        request.sent_ns = now_ns
+        self._fleet.leg(request.decode, request, +1)
+        self._fleet.answer(request.decode, request, +1)
+        out.append(SendDecode(request.id, request.generation, request.decode, remote=True))
 
-    def _failed(self, request: Routed, message: LegFailed, out: Effects) -> None:
+    def _started(self, request: Routed, now_ns: int) -> None:
+        if request.state is Leg.ONLY:
+            self._fleet.was_read(request.decode, request.uncached, request.sent_ns, now_ns)
+            self._fleet.prompt(request.decode, request, -1, now_ns)
+        else:
+            took_ns = now_ns - request.sent_ns
+            self._fleet.was_handed(request.prefill, request.weight, took_ns)
+        request.state = Leg.STREAMING
+        request.started_ns = now_ns
+
+    def _failed(self, request: Routed, message: LegFailed, now_ns: int, out: Effects) -> None:
         prefilling = request.state is Leg.PREFILLING
         if prefilling != (message.leg == "prefill"):
             return  # a leg that is over cannot fail any more
         if request.state is Leg.STREAMING:
             out.append(Cut(request.id, message.reason))
-            self._end(request, "failed", message.reason, out)
+            self._end(request, "failed", message.reason, now_ns, out)
             return
         if request.state is Leg.HANDOFF:
             out.append(ReleaseHeld(request.id, request.generation, request.prefill))
@@ -274,16 +313,17 @@ class Router:
             out.append(Reply(request.id, 0, "", message.reason))
         else:
             out.append(Reply(request.id, 502, f"{message.leg}_failed", message.reason))
-        self._end(request, "refused" if own_fault else "failed", message.reason, out)
+        outcome: Outcome = "refused" if own_fault else "failed"
+        self._end(request, outcome, message.reason, now_ns, out)
 
-    def _deadline(self, request: Routed, out: Effects) -> None:
+    def _deadline(self, request: Routed, now_ns: int, out: Effects) -> None:
         self._cancel_legs(request, out)
         reason = "the deadline passed"
         if request.state is Leg.STREAMING:
             out.append(Cut(request.id, reason))
         else:
             out.append(Reply(request.id, 504, "deadline_exceeded", reason))
-        self._end(request, "failed", reason, out)
+        self._end(request, "failed", reason, now_ns, out)
 
     def _cancel_legs(self, request: Routed, out: Effects) -> None:
         if request.state is Leg.PREFILLING:
@@ -295,14 +335,24 @@ class Router:
 
     # --------------------------------------------------------------------- end
 
-    def _end(self, request: Routed, outcome: Outcome, reason: str, out: Effects) -> None:
+    def _end(
+        self, request: Routed, outcome: Outcome, reason: str, now_ns: int, out: Effects
+    ) -> None:
         del self.requests[request.id]
         self._timers.cancel(("deadline", request.id))
         if request.state is Leg.PREFILLING:
-            self._add_load(request.prefill, request, -1)
+            self._prefill_over(request, now_ns)
         elif request.decode:
-            self._add_load(request.decode, request, -1)
+            self._fleet.leg(request.decode, request, -1)
+            self._fleet.answer(request.decode, request, -1)
+            if request.state is Leg.ONLY:
+                self._fleet.prompt(request.decode, request, -1, now_ns)
         self._count_end(request.id, outcome, reason, out)
+
+    def _prefill_over(self, request: Routed, now_ns: int) -> None:
+        self._fleet.leg(request.prefill, request, -1)
+        self._fleet.prompt(request.prefill, request, -1, now_ns)
+        self._fleet.come(request, -1)
 
     def _count_end(
         self, request_id: RequestId, outcome: Outcome, reason: str, out: Effects

@@ -25,8 +25,8 @@ def steps_ahead(engine: Engine) -> int:
     size = engine.pool.block_size
     most = 1 << 62
     for request in running:
-        done = len(request.tokens) - request.n_prompt
-        if request.n_missing != 1 or done < 1 or request.stop_token_ids:
+        done = request.n_known - request.n_prompt
+        if request.n_known - request.computed != 1 or done < 1 or request.stop_token_ids:
             return 1
         left = request.max_tokens - done
         if left < most:
@@ -67,6 +67,7 @@ def advance(engine: Engine, k: int) -> None:
                 crossings.append((i, 1, order, request))
         assert isinstance(request.tokens, Abridged)
         request.tokens.grow(k)
+        request.n_known += k
     if crossings:
         crossings.sort(key=_step_order)
         _cross(engine, crossings, size)
@@ -90,5 +91,5 @@ def _cross(engine: Engine, crossings: list[tuple[int, int, int, Request]], size:
         else:
             index = (request.computed + i) // size - 1
             engine.pool.remember(
-                request.blocks[index], index, request.tokens, request.salt, request.links
+                request.blocks, index, index + 1, request.tokens, request.salt, request.links
             )

@@ -133,7 +133,7 @@ class WorkerCore:
         assert message.request_id not in self.engine.requests, "a driver reused a request id"
         reason = self.engine.refusal(request)
         if reason is not None:
-            out.append(self.engine.ended(request, "refused", reason))
+            out.append(request.ended("refused", reason))
             self.reader.decline(request, out)
             return
         if message.source is not None:

@@ -67,10 +67,24 @@ class Gateway:
         max_inflight: int = 512,
         request_timeout_s: float = 600.0,
         kept_ledgers: int = 1024,
+        prefill_policy: str = "least_tokens",
+        decode_policy: str = "least_requests",
+        split_policy: str = "always",
+        admission: str = "none",
+        slo_ttft_s: float = 0.0,
+        slo_tpot_s: float = 0.0,
         clock: Clock | None = None,
     ) -> None:
         self.clock = clock or LoopClock()
-        self.router = Router(max_inflight=max_inflight)
+        self.router = Router(
+            max_inflight=max_inflight,
+            prefill_policy=prefill_policy,
+            decode_policy=decode_policy,
+            split_policy=split_policy,
+            admission=admission,
+            ttft_goal_ns=seconds_to_ns(slo_ttft_s),
+            tpot_goal_ns=seconds_to_ns(slo_tpot_s),
+        )
         self.workers = {address.name: Worker(address, self.clock) for address in workers}
         self.metrics = GatewayMetrics([(a.name, a.role) for a in workers])
         self.ended: OrderedDict[str, Ended] = OrderedDict()

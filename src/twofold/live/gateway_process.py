@@ -34,6 +34,12 @@ async def _serve(settings: GatewaySettings) -> int:
         max_inflight=settings.max_inflight,
         request_timeout_s=settings.request_timeout_s,
         kept_ledgers=settings.kept_ledgers,
+        prefill_policy=settings.prefill_policy,
+        decode_policy=settings.decode_policy,
+        split_policy=settings.split_policy,
+        admission=settings.admission,
+        slo_ttft_s=settings.slo_ttft_s,
+        slo_tpot_s=settings.slo_tpot_s,
     )
     public = HttpServer(
         PublicApi(gateway).handle,

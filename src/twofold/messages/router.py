@@ -9,12 +9,17 @@ from twofold.types import KVLayout, RequestId
 
 
 class WorkerSeen(Plain, frozen=True, kw_only=True):
-    """A worker answers: who it is in this life, what it does and how its KV is laid out."""
+    """A worker answers: who it is in this life, what it does and how its KV is laid out.
+
+    `kv_blocks` is its pool and `max_num_seqs` its sequences in a step; 0: not known.
+    """
 
     worker: str
     role: Literal["prefill", "decode", "mixed"]
     engine_id: str
     layout: KVLayout | None = None
+    kv_blocks: int = 0
+    max_num_seqs: int = 0
 
 
 class WorkerGone(Plain, frozen=True):
@@ -24,11 +29,20 @@ class WorkerGone(Plain, frozen=True):
 
 
 class Arrive(Plain, frozen=True, kw_only=True):
-    """A client's request. `weight` estimates its prompt's tokens, for placement only."""
+    """A client's request. All but the deadline is for placement only, and may be an estimate.
+
+    `weight` is its prompt's tokens, `max_tokens` bounds its answer's, `predicted_tokens` is what
+    those are expected to be; 0: not known. `block_keys` name its blocks of `block_tokens` prompt
+    tokens in order: equal keys mean that prompts are equal up to there.
+    """
 
     request_id: RequestId
     weight: int
     time_left_ns: int = 0
+    max_tokens: int = 0
+    predicted_tokens: int = 0
+    block_keys: tuple[int, ...] = ()
+    block_tokens: int = 0
 
 
 class PrefillDone(Plain, frozen=True):
@@ -46,10 +60,11 @@ class DecodeStarted(Plain, frozen=True):
 
 
 class LegEnded(Plain, frozen=True):
-    """The decode (or only) leg's answer is complete."""
+    """The decode (or only) leg's answer is complete, of `n_tokens` tokens; 0: not known."""
 
     request_id: RequestId
     generation: int
+    n_tokens: int = 0
 
 
 class LegFailed(Plain, frozen=True):

@@ -36,7 +36,7 @@ class Requests(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """A workload in numbers; `reuse_share` is the share of prompt tokens whose block came before."""
+    """A workload in numbers. `reuse_share`: of prompt tokens, those whose block came before."""
 
     requests: int
     rate_rps: float

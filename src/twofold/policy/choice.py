@@ -38,10 +38,9 @@ def least(
     unit: str,
 ) -> Choice:
     """The worker with the lowest score; ties go to the lower `ties`, then by name."""
-    scores = [score(view) for view in views]
-    best = min(range(len(views)), key=lambda i: (scores[i], ties(views[i]), views[i].name))
-    shown = tuple([(view.name, n) for view, n in zip(views, scores, strict=True)])
-    return Choice(views[best].name, reason, unit, shown)
+    ranked = [(score(view), ties(view), view.name) for view in views]
+    shown = tuple([(name, n) for n, _, name in ranked])
+    return Choice(min(ranked)[2], reason, unit, shown)
 
 
 def mix(seed: int, number: int) -> int:

@@ -1,30 +1,23 @@
-"""The charts of a page made of boxes: ratio and length heat maps, stacked phases."""
+"""The heat maps of a page: goodput by ratio, attainment by length."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from twofold.metrics.ledger import PHASES
 from twofold.report.buckets import Bucket
 from twofold.report.results import Goal, Run
 from twofold.report.setups import (
-    Row,
     Setup,
-    drawn_up_to,
-    mean_ttft_ms,
     meets_goal,
     per_gpu,
     rate_of,
 )
-from twofold.report.svg import Scale, coord, picture, tag, text, ticks, titled, width_of
-from twofold.report.words import count, milliseconds, number, percent, scale, spoken
+from twofold.report.svg import picture, tag, text, titled
+from twofold.report.words import count, milliseconds, number, percent, scale
 
 _WIDTH: Final = 620.0
 _SHADES: Final = 5
-_MOST_BARS: Final = 16
-WAITS: Final = frozenset({"queue", "prefill_queue", "handoff_wait", "decode_queue"})
-"""Phases in which a request only waits: hatched, so that they show without colour."""
 
 
 class _Cell(NamedTuple):
@@ -172,79 +165,3 @@ def _grid(
     middle = left + len(columns) * wide / 2
     parts.append(text(x_name, middle, bottom + 38, class_="name", text_anchor="middle"))
     return "".join(parts), bottom + 50
-
-
-# -------------------------------------------------------------------------- phases
-
-
-def phases(rows: Sequence[Row], goal: Goal | None) -> str:
-    """One stacked bar a set-up: the mean of every phase up to the first token."""
-    drawn = sorted(rows, key=lambda row: mean_ttft_ms(row.run))[:_MOST_BARS]
-    used = [name for name in PHASES if any(_mean(row.run, name) > 0 for row in drawn)]
-    left = max((width_of(row.setup.name) for row in drawn), default=0.0) + 20
-    left = min(left, 200.0)
-    longest = drawn_up_to(drawn, goal) or 1.0
-    x = Scale(0, longest, left, _WIDTH - 76)
-    legend, head = _legend(used)
-    parts = [legend]
-    for i, row in enumerate(drawn):
-        parts.append(_bar(row, used, x, head + i * 30.0))
-    bottom = head + len(drawn) * 30.0 + 6
-    for value in ticks(0, longest):
-        if value <= longest:
-            at = x.at(value)
-            parts.insert(0, tag("line", class_="grid", x1=at, x2=at, y1=head - 6, y2=bottom))
-            label = number(value)
-            parts.append(text(label, at, bottom + 16, class_="tick", text_anchor="middle"))
-    middle = (x.start + x.end) / 2
-    parts.append(text("mean time, ms", middle, bottom + 36, class_="name", text_anchor="middle"))
-    words = "; ".join(
-        f"{row.setup.name}: "
-        + ", ".join(f"{spoken(name)} {milliseconds(_mean(row.run, name))}" for name in used)
-        for row in drawn
-    )
-    return picture("phases", "Mean TTFT by phase", words, _WIDTH, bottom + 46, "".join(parts))
-
-
-def _bar(row: Row, used: Sequence[str], x: Scale, y: float) -> str:
-    name = row.setup.name if len(row.setup.name) <= 27 else f"{row.setup.name[:26]}…"
-    parts = [text(name, x.start - 8, y + 16, class_="tick strong", text_anchor="end")]
-    done = 0.0
-    for phase in used:
-        took = _mean(row.run, phase)
-        if took > 0:
-            start, end = x.at(min(done, x.high)), x.at(min(done + took, x.high))
-            done += took
-            box = {"x": start, "y": y, "width": end - start, "height": 22.0}
-            drawn = tag("rect", class_=f"p-{phase}", **box)
-            if phase in WAITS:
-                drawn += tag("rect", fill="url(#hatch)", **box)
-            parts.append(titled(drawn, f"{row.setup.name}, {spoken(phase)}: {milliseconds(took)}"))
-    end = x.at(min(done, x.high))
-    if done > x.high:
-        torn = f"M{coord(end - 9)},{coord(y + 24)} l6,-26 M{coord(end - 4)},{coord(y + 24)} l6,-26"
-        parts.append(tag("path", class_="torn", d=torn))
-    parts.append(text(milliseconds(done), end + 7, y + 16, class_="tick strong"))
-    return "".join(parts)
-
-
-def _legend(used: Sequence[str]) -> tuple[str, float]:
-    """Boxes with names in rows, and where the bars begin below them."""
-    x, y = 14.0, 12.0
-    parts: list[str] = []
-    for name in used:
-        wide = 20 + width_of(spoken(name)) + 18
-        if x + wide > _WIDTH:
-            x, y = 14.0, y + 22
-        box = {"x": x, "y": y, "width": 13.0, "height": 13.0}
-        parts.append(tag("rect", class_=f"p-{name}", **box))
-        if name in WAITS:
-            parts.append(tag("rect", fill="url(#hatch)", **box))
-        parts.append(text(spoken(name), x + 19, y + 11, class_="tick"))
-        x += wide
-    return "".join(parts), y + 32
-
-
-def _mean(run: Run, phase: str) -> float:
-    found = run.phases_ms.get(phase)
-    return (found.mean or 0.0) if found is not None else 0.0

@@ -81,7 +81,8 @@ class _Writer:
                 yield _slice(record, name, start_ns, end_ns, place)
                 if arrow and where == prefill and name == "prefill":
                     ends[where] = (end_ns, lane)
-                    yield {**_flow(record, "s", end_ns), **place}
+                    # Just before the end, so that the arrow is tied to this slice and no other.
+                    yield {**_flow(record, "s", max(start_ns, end_ns - 1)), **place}
                 elif arrow and where == decode and prefill in ends:
                     del ends[prefill]
                     yield {**_flow(record, "f", start_ns), "bp": "e", **place}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from twofold.report import boxes, lines
+from twofold.report import bars, boxes, lines
 from twofold.report.results import Goal, Header, Interval, Plan, Replay, Rule, Run
 from twofold.report.setups import (
     Row,
@@ -17,6 +17,7 @@ from twofold.report.setups import (
     per_gpu,
     reading,
     setups_of,
+    shown_runs,
     side_by_side,
 )
 from twofold.report.style import style_sheet
@@ -33,7 +34,7 @@ _HATCH: Final = (
 def html_page(result: Replay | Plan, title: str = "") -> str:
     """The page as text, well-formed as XML too. Equal results give equal pages."""
     plan = result if isinstance(result, Plan) else None
-    setups = lines.order(setups_of(_shown(result)), result.goal)
+    setups = lines.order(setups_of(shown_runs(result)), result.goal)
     name = title or ("twofold plan" if plan else "twofold replay")
     body = [
         tag("h1", esc(name)),
@@ -57,15 +58,6 @@ def html_page(result: Replay | Plan, title: str = "") -> str:
     )
 
 
-def _shown(result: Replay | Plan) -> list[Run]:
-    """All runs; of a plan that keeps none, its frontier and the two that it compares."""
-    if isinstance(result, Replay) or result.runs:
-        return result.runs
-    found = list(result.frontier)
-    found += [r for r in (result.best, result.best_unsplit) if r is not None and r not in found]
-    return found
-
-
 def _subtitle(setups: Sequence[Setup], goal: Goal | None) -> str:
     n_runs = sum(len(setup.runs) for setup in setups)
     return f"{count(len(setups), 'set-up')}, {count(n_runs, 'run')}. Goal: {goal_words(goal)}."
@@ -86,7 +78,7 @@ def _verdict(plan: Plan) -> str:
 def _tiles(plan: Plan | None, setups: Sequence[Setup], goal: Goal | None) -> str:
     if plan is not None:
         tiles = [
-            _plan_tile(name, run)
+            _plan_tile(name, run, shown_runs(plan))
             for name, run in (("best", plan.best), ("best unsplit", plan.best_unsplit))
             if run is not None
         ]
@@ -95,9 +87,9 @@ def _tiles(plan: Plan | None, setups: Sequence[Setup], goal: Goal | None) -> str
     return tag("div", *tiles, class_="tiles") if tiles else ""
 
 
-def _plan_tile(name: str, run: Run) -> str:
+def _plan_tile(name: str, run: Run, among: Sequence[Run]) -> str:
     found = run.goodput_per_gpu or Interval(value=None)
-    note = f"{setups_of([run])[0].name}; goodput per GPU, requests/s"
+    note = f"{setups_of([run], among)[0].name}; goodput per GPU, requests/s"
     if found.low is not None and found.high is not None:
         note += f", between {number(found.low)} and {number(found.high)}"
     return _tile(name, number(found.value), note)
@@ -141,24 +133,40 @@ def _charts(setups: Sequence[Setup], goal: Goal | None) -> str:
     if not setups:
         return ""
     rows = side_by_side(setups, goal)
+    one_rate = len({run.rate_scale for setup in setups for run in setup.runs}) == 1
     figures = [
-        _figure(
-            "Attainment against rate",
-            "Higher and further right is better; right of where a line crosses the goal, "
-            "that set-up is overloaded.",
-            lines.attainment(setups, goal),
-        ),
-        _figure(
-            "Goodput against throughput",
-            "On the dashed line every request that finishes is within the SLO; what falls "
-            "below it is work that came too late.",
-            lines.goodput(setups),
-        ),
+        *(_at_one_rate(rows, goal) if one_rate else _over_rates(setups, goal)),
         *_phases(rows, goal),
         *_ratios(setups, goal),
         *_of_contenders(contenders(rows, goal), goal),
     ]
     return tag("h2", "Charts") + tag("div", *figures, class_="charts")
+
+
+def _over_rates(setups: Sequence[Setup], goal: Goal | None) -> list[str]:
+    attainment = (
+        "Higher and further right is better; right of where a line crosses the goal, "
+        "that set-up is overloaded."
+    )
+    goodput = (
+        "On the dashed line every request that finishes is within the SLO; what falls "
+        "below it is work that came too late."
+    )
+    return [
+        _figure("Attainment against rate", attainment, lines.attainment(setups, goal)),
+        _figure("Goodput against throughput", goodput, lines.goodput(setups)),
+    ]
+
+
+def _at_one_rate(rows: Sequence[Row], goal: Goal | None) -> list[str]:
+    """The same two figures where there is nothing to draw a line through."""
+    at = f"at {scale(rows[0].run.rate_scale)} the trace's rate"
+    attainment = f"Share of requests within the SLO, {at}."
+    goodput = f"Requests a second within the SLO, of those that finish (outline), {at}."
+    return [
+        _figure("Attainment", attainment, bars.attainment(rows, goal)),
+        _figure("Goodput and throughput", goodput, bars.goodput(rows)),
+    ]
 
 
 def _phases(rows: Sequence[Row], goal: Goal | None) -> list[str]:
@@ -167,7 +175,7 @@ def _phases(rows: Sequence[Row], goal: Goal | None) -> list[str]:
         return []
     title = f"Where the time to the first token goes, at {scale(shown[0].run.rate_scale)}"
     words = "Means of all requests that got a token. Hatched phases are waiting, the others work."
-    return [_figure(title, words, boxes.phases(shown, goal))]
+    return [_figure(title, words, bars.phases(shown, goal))]
 
 
 def _ratios(setups: Sequence[Setup], goal: Goal | None) -> list[str]:

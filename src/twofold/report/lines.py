@@ -32,7 +32,6 @@ _HEIGHT: Final = 370.0
 _LEFT: Final = 62.0
 _TOP: Final = 34.0
 _BOTTOM: Final = 320.0
-_MOST_LABEL: Final = 24
 _MOST_WORKERS: Final = 16
 _ROLES: Final = ("prefill", "decode", "mixed")
 
@@ -49,7 +48,7 @@ def attainment(setups: Sequence[Setup], goal: Goal | None) -> str:
     divide = per_gpu([run for setup in setups for run in setup.runs])
     lines = [
         Line(
-            setup.name,
+            setup.short,
             [
                 (rate_of(run.offered_rps, run, divide), run.slo_attainment, about(setup, run))
                 for run in setup.runs
@@ -85,7 +84,7 @@ def goodput(setups: Sequence[Setup]) -> str:
     divide = per_gpu([run for setup in setups for run in setup.runs])
     lines = [
         Line(
-            setup.name,
+            setup.short,
             [
                 (
                     rate_of(run.throughput_rps, run, divide),
@@ -154,12 +153,11 @@ def order(setups: Sequence[Setup], goal: Goal | None) -> list[Setup]:
 
 def _right(lines: Sequence[Line]) -> float:
     """Where the plot ends so that the names fit beside it."""
-    longest = max((width_of(_short(line.name), bold=True) for line in lines[:COLOURS]), default=0.0)
+    longest = max(
+        (width_of(line.name, bold=True) for line in lines[:COLOURS]),
+        default=0.0,
+    )
     return _WIDTH - longest - 24
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _MOST_LABEL else f"{name[: _MOST_LABEL - 1]}…"
 
 
 def _plot(lines: Sequence[Line], *, right: float, top: float | None = None) -> Plot:
@@ -195,7 +193,7 @@ def _draw(lines: Sequence[Line], plot: Plot) -> str:
         i = lines.index(line)
         x = plot.x.at(line.points[-1][0])
         parts.append(tag("line", class_="lead", x1=x + 6, y1=end, x2=plot.x.end + 8, y2=y))
-        parts.append(text(_short(line.name), plot.x.end + 12, y + 4, class_=f"label t{i}"))
+        parts.append(text(line.name, plot.x.end + 12, y + 4, class_=f"label t{i}"))
     if len(lines) > COLOURS:
         more = f"grey: {len(lines) - COLOURS} more"
         parts.append(text(more, _WIDTH - 8, _HEIGHT - 10, class_="tick", text_anchor="end"))

@@ -15,6 +15,7 @@ from twofold.report.setups import (
     per_gpu,
     rate_of,
     setups_of,
+    shown_runs,
     side_by_side,
 )
 from twofold.report.words import count, milliseconds, scale, spoken, whole_percent
@@ -73,10 +74,14 @@ def save_plot(path: str | Path, result: Replay | Plan) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    runs = result.runs or (result.frontier if isinstance(result, Plan) else [])
-    setups = setups_of(runs)
+    setups = setups_of(shown_runs(result))
     # Fixed salt and no dates: nothing of the moment of writing gets into the file.
-    fixed: Any = {"svg.hashsalt": "twofold", "font.family": "DejaVu Sans", "hatch.linewidth": 0.6}
+    fixed: Any = {
+        "svg.hashsalt": "twofold",
+        "font.family": "DejaVu Sans",
+        "text.parse_math": False,
+        "hatch.linewidth": 0.6,
+    }
     svg = Path(path).suffix.lower() == ".svg"
     with matplotlib.rc_context(fixed):
         figure = Figure(figsize=(15, 5.2), dpi=110, layout="constrained")
@@ -142,7 +147,7 @@ def _lines(axes: Axes, setups: Sequence[Setup], divide: bool, value: Sequence[An
             linewidth=0.8 if rest else 1.8,
             markersize=5,
             zorder=1 if rest else 3,
-            label=setup.name if not rest else more if i == _MOST_LINES else "_",
+            label=setup.short if not rest else more if i == _MOST_LINES else "_",
         )
 
 
@@ -166,14 +171,14 @@ def _phases(axes: Axes, rows: Sequence[Row], goal: Goal | None) -> None:
         axes.annotate(
             words, (min(total, end_ms), i), (4, -4), textcoords="offset points", fontsize=8
         )
-    axes.set_yticks(range(len(shown)), [row.setup.name for row in shown], fontsize=9)
+    axes.set_yticks(range(len(shown)), [row.setup.short for row in shown], fontsize=9)
     axes.set_xlabel("mean TTFT, ms (hatched: waiting)")
     at = f", at {scale(shown[0].run.rate_scale)}" if shown else ""
-    axes.set_title(f"Where the time to the first token goes{at}", fontsize=11)
+    axes.set_title(f"Mean TTFT by phase{at}")
     axes.spines[["top", "right"]].set_visible(False)
     if shown:
         bars, names = axes.get_legend_handles_labels()
-        axes.figure.legend(bars, names, loc="outside lower right", fontsize=9, ncols=4)
+        axes.figure.legend(bars, names, loc="outside right upper", fontsize=9)
 
 
 def _mean(run: Run, phase: str) -> float:

@@ -6,16 +6,22 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from twofold.report.results import Goal, Run
-from twofold.report.words import count, milliseconds, number, percent, scale, whole_percent
+from twofold.report.results import Goal, Plan, Replay, Run
+from twofold.report.words import count, milliseconds, number, percent, scale, shorten, whole_percent
+
+MOST_SHORT: Final = 24
 
 _PART: Final = re.compile(r"(\d+)([PDM])", re.IGNORECASE)
 
 
 class Setup(NamedTuple):
-    """One set-up at all the rates that it ran at, from the lowest."""
+    """One set-up at all the rates that it ran at, from the lowest.
+
+    `short` is its name in at most `MOST_SHORT` characters, as unique as the name.
+    """
 
     name: str
+    short: str
     runs: tuple[Run, ...]
 
     @property
@@ -44,21 +50,35 @@ def pool_counts(pools: str) -> tuple[int, int, int]:
     return counts["P"], counts["D"], counts["M"]
 
 
-def setups_of(runs: Sequence[Run]) -> list[Setup]:
-    """All set-ups, in the order in which they first come, under names that differ."""
+def setups_of(runs: Sequence[Run], among: Sequence[Run] = ()) -> list[Setup]:
+    """All set-ups, in the order in which they first come, under names that differ.
+
+    A name says what varies among `runs`, or among `among` where these are a few of those.
+    """
     groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(tuple(_facets(run).items()), []).append(run)
-    varying = _varying([dict(key) for key in groups])
+    varying = _varying([_facets(run) for run in among or runs])
     found: list[Setup] = []
     taken: dict[str, int] = {}
+    short: dict[str, int] = {}
     for key, group in groups.items():
         name = _name(group[0], dict(key), varying)
         taken[name] = taken.get(name, 0) + 1
         if taken[name] > 1:
             name = f"{name} #{taken[name]}"
-        found.append(Setup(name, tuple(sorted(group, key=lambda run: run.rate_scale))))
+        found.append(
+            Setup(name, _short(name, short), tuple(sorted(group, key=lambda run: run.rate_scale)))
+        )
     return found
+
+
+def _short(name: str, taken: dict[str, int]) -> str:
+    """A short name that is not among `taken`, which counts what it was made from."""
+    short = shorten(name, MOST_SHORT)
+    taken[short] = taken.get(short, 0) + 1
+    number = f" #{taken[short]}" if taken[short] > 1 else ""
+    return shorten(short, MOST_SHORT - len(number)) + number
 
 
 def _facets(run: Run) -> dict[str, str]:
@@ -88,6 +108,15 @@ def _name(run: Run, facets: dict[str, str], varying: Sequence[str]) -> str:
         if facets.get(name)
     ]
     return " ".join([run.pools, *more])
+
+
+def shown_runs(result: Replay | Plan) -> list[Run]:
+    """All runs; of a plan that keeps none, its frontier and the two that it compares."""
+    if isinstance(result, Replay) or result.runs:
+        return result.runs
+    found = list(result.frontier)
+    found += [r for r in (result.best, result.best_unsplit) if r is not None and r not in found]
+    return found
 
 
 def per_gpu(runs: Sequence[Run]) -> bool:
@@ -135,16 +164,16 @@ def side_by_side(setups: Sequence[Setup], goal: Goal | None) -> list[Row]:
 
 def best_of(rows: Sequence[Row], goal: Goal | None) -> Row | None:
     """The row that keeps the goal for most requests; ties by the rate that its set-up holds,
-    then by goodput, then by order."""
+    then by goodput, then by order. With different numbers of GPUs the rate per GPU goes first.
+    """
     divide = per_gpu([row.run for row in rows])
 
     def rank(row: Row) -> tuple[float, float, float]:
         held = holds_up_to(row.setup, goal)
-        return (
-            row.run.slo_attainment or 0.0,
-            rate_of(held.offered_rps, held, divide) if held else 0.0,
-            rate_of(row.run.goodput_rps, row.run, divide),
-        )
+        rate = rate_of(held.offered_rps, held, divide) if held else 0.0
+        share = row.run.slo_attainment or 0.0
+        goodput = rate_of(row.run.goodput_rps, row.run, divide)
+        return (rate, share, goodput) if divide else (share, rate, goodput)
 
     return max(rows, key=rank, default=None)
 
@@ -196,7 +225,8 @@ def reading(setups: Sequence[Setup], goal: Goal | None) -> list[str]:
         return ["There are no runs."]
     best = ranked[0]
     what = "finish" if goal is None else "meet the goal"
-    among = f", the most of {count(len(rows), 'set-up')}" if len(rows) > 1 else ""
+    most = "the best per GPU" if per_gpu([row.run for row in rows]) else "the most"
+    among = f", {most} of {count(len(rows), 'set-up')}" if len(rows) > 1 else ""
     said = [
         f"At {scale(best.run.rate_scale)} the trace's rate ({number(best.run.offered_rps)} req/s), "
         f"{percent(best.run.slo_attainment)} of requests {what} on {best.setup.name}{among}."

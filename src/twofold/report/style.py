@@ -86,6 +86,9 @@ svg .goal-name { fill: var(--goal); font-size: 12px; }
 .thin.prefill { stroke: var(--s0); }
 .thin.decode { stroke: var(--s1); stroke-dasharray: 6 2; }
 .thin.mixed { stroke: var(--s2); stroke-dasharray: 2 2; }
+.bar.good { fill: var(--s0); }
+.bar.short { fill: var(--faint); }
+.whole { fill: none; stroke: var(--ink); stroke-width: 1.2; }
 .cell { stroke: var(--rule); }
 .cell.none { fill: none; stroke-dasharray: 4 3; stroke: var(--faint); }
 .cell.below { stroke: var(--goal); stroke-width: 2; }

@@ -17,6 +17,7 @@ from twofold.report.setups import (
     per_gpu,
     reading,
     setups_of,
+    shown_runs,
     side_by_side,
 )
 from twofold.report.words import (
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 WIDTH: Final = 100
 _MOST_BARS: Final = 12
-_MOST_NAME: Final = 26
 _BAR: Final = 62
 
 # Capitals are work, small letters are waiting, so that the bars read without colour.
@@ -82,28 +82,29 @@ def show_plan(console: Console, plan: Plan) -> None:
 
     console.print(Text.assemble(("verdict: ", ""), (plan.verdict, "bold")), highlight=False)
     _say(console, plan.because, "", f"goal: {goal_words(plan.goal)}")
+    all_runs = shown_runs(plan)
     compared = [("best", plan.best), ("best unsplit", plan.best_unsplit)]
     table = _table("", "set-up", "GPUs", "goodput/GPU", "low", "high", "attain", "req/s")
     for name, run in compared:
         if run is not None:
-            table.add_row(name, *_compared(run))
+            table.add_row(name, *_compared(run, all_runs))
     if table.row_count:
         _say(console, "")
         console.print(table, highlight=False, markup=False)
-    setups = setups_of([run for _, run in compared if run is not None])
+    setups = setups_of([run for _, run in compared if run is not None], all_runs)
     _phases(console, [Row(setup, setup.runs[-1]) for setup in setups], plan.goal)
     _rules(console, plan.rules)
     if plan.frontier:
         _say(console, "", "frontier: no other set-up beats these in both goodput and attainment")
-        _runs(console, setups_of(plan.frontier), plan.goal)
+        _runs(console, setups_of(plan.frontier, all_runs), plan.goal)
     _hashes(console, plan)
 
 
-def _compared(run: Run) -> list[str]:
+def _compared(run: Run, among: Sequence[Run]) -> list[str]:
     found = run.goodput_per_gpu or Interval(value=None)
-    name = setups_of([run])[0].name
+    setup = setups_of([run], among)[0]
     return [
-        _cut(name),
+        setup.short,
         number(run.gpus) if run.gpus else NONE,
         *(number(value) for value in (found.value, found.low, found.high)),
         percent(run.slo_attainment),
@@ -133,10 +134,6 @@ def _table(*heads: str) -> Table:
     return table
 
 
-def _cut(name: str) -> str:
-    return name if len(name) <= _MOST_NAME else f"{name[: _MOST_NAME - 3]}..."
-
-
 # --------------------------------------------------------------------------- runs
 
 
@@ -157,7 +154,7 @@ def _runs(console: Console, setups: Sequence[Setup], goal: Goal | None) -> None:
                 stars = [i in best[column.head] for column in columns]
                 cells = [f"{c}*" if star else f"{c} " for c, star in zip(cells, stars, strict=True)]
                 marked = marked or any(stars)
-            table.add_row(_cut(row.setup.name), *cells, end_section=i == len(group) - 1)
+            table.add_row(row.setup.short, *cells, end_section=i == len(group) - 1)
         if rate != rates[-1] and len(group) > 1:
             table.add_row()
     _say(console, "")
@@ -204,14 +201,14 @@ def _columns(runs: Sequence[Run], goal: Goal | None, *, many_rates: bool) -> lis
         found.append(_Column("good/GPU", _goodput_per_gpu, plain, 1))
     else:
         found.append(_Column("good/s", lambda run: run.goodput_rps, plain, 1))
+    if any(run.lost for run in runs):
+        found.append(_Column("lost", lambda run: run.lost, plain, -1))
     found += [
         _Column("TTFT p50", lambda run: run.ttft_ms.p50, _time, -1),
         _Column("p99", lambda run: run.ttft_ms.p99, _time, -1),
         _Column("TPOT p50", lambda run: run.tpot_ms.p50, _time, -1),
         _Column("p99 ", lambda run: run.tpot_ms.p99, _time, -1),
     ]
-    if any(run.lost for run in runs):
-        found.append(_Column("lost", lambda run: run.lost, plain, -1))
     if any(run.slots_peak is not None for run in runs):
         found.append(_Column("slots", lambda run: run.slots_peak, plain))
     if any(run.cost_per_hour is not None for run in runs) and not many_rates:
@@ -222,8 +219,8 @@ def _columns(runs: Sequence[Run], goal: Goal | None, *, many_rates: bool) -> lis
 
 def _fitting(columns: Sequence[_Column], runs: Sequence[Run]) -> list[_Column]:
     """As many of the first columns as fit beside the set-up's name; a star and a gap each."""
-    names = max(len(setup.name) for setup in setups_of(runs))
-    room = WIDTH - min(max(names, 6), _MOST_NAME) - 2
+    names = max(len(setup.short) for setup in setups_of(runs))
+    room = WIDTH - max(names, len("set-up")) - 2
     kept: list[_Column] = []
     for column in columns:
         width = max(len(column.head), *(len(_cell(run, column)) + 1 for run in runs)) + 2
@@ -271,10 +268,10 @@ def _phases(console: Console, rows: Sequence[Row], goal: Goal | None) -> None:
     end_ms = drawn_up_to(shown, goal)
     rates = [scale(rate) for rate in sorted({row.run.rate_scale for row in shown})]
     _say(console, "", f"where the mean TTFT goes, at {joined(rates)} the trace's rate")
-    width = max(len(_cut(row.setup.name)) for row in shown)
+    width = max(len(row.setup.short) for row in shown)
     for row in shown:
         total = mean_ttft_ms(row.run)
-        line = Text(f"{_cut(row.setup.name):<{width}}  ")
+        line = Text(f"{row.setup.short:<{width}}  ")
         for name, cells in _cells(row.run, end_ms):
             letter, style = _LETTERS[name]
             line.append(letter * cells, style=style)

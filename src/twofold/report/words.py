@@ -62,6 +62,14 @@ def joined(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
+def shorten(name: str, most: int) -> str:
+    """`name` in at most `most` characters: what tells names apart is often at their ends."""
+    if len(name) <= most:
+        return name
+    tail = (most - 3) // 2
+    return f"{name[: most - 3 - tail]}...{name[-tail:]}"
+
+
 def spoken(phase: str) -> str:
     """A phase's name in words: "prefill queue"."""
     return phase.replace("_", " ")

@@ -47,8 +47,7 @@ class Cluster:
         singly: bool = False,
     ) -> None:
         self.events = Events()
-        # Whoever watches wants to see every message and every token.
-        watched = bool(observers) or track_contents or faults is not None
+        watched = bool(observers) or track_contents or faults is not None  # sees every token
         network = Network(
             self.events,
             leg_latency_ns=leg_latency_ns,
@@ -85,13 +84,9 @@ class Cluster:
         )
         self._notice_ns = leg_latency_ns
         self._gone_after_ns = gone_after_ns
-        sizes = {plan.settings["layout"].block_size for plan in workers}
-        self._prompts: PromptSource = Prompts()
-        if not watched and len(sizes) == 1:
-            self._prompts = AbridgedPrompts(sizes.pop())
+        self._prompts: PromptSource = Prompts() if watched else _prompts_for(workers)
         self._records: dict[RequestId, RequestRecord] = {}
-        for crash in crashes:
-            self.events.at(crash.at_ns, Kind.FAULT, 0, self._crash, crash)
+        self._crashes = crashes
 
     def run(
         self, requests: Iterable[TraceRequest], most_events: int | None = None
@@ -103,6 +98,8 @@ class Cluster:
         for name, worker in self.workers.items():
             worker.start()
             self.gateway.see(name)
+        for crash in self._crashes:
+            self.events.at(crash.at_ns, Kind.FAULT, 0, self._crash, crash)
         self._next(iter(requests), 0)
         self.events.run(most_events)
         return [self._records[request_id] for request_id in sorted(self._records)]
@@ -143,3 +140,9 @@ class Cluster:
     def _restart(self, name: str) -> None:
         self.workers[name].start()
         self.events.after(self._notice_ns, Kind.LEG, 0, self.gateway.see, name)
+
+
+def _prompts_for(workers: Sequence[WorkerPlan]) -> PromptSource:
+    """Prompts of block names where all workers have blocks of one size, else of token ids."""
+    sizes = {plan.settings["layout"].block_size for plan in workers}
+    return AbridgedPrompts(sizes.pop()) if len(sizes) == 1 else Prompts()

@@ -284,7 +284,7 @@ class SimWorker:
         tokens: list[tuple[RequestId, int]] = []
         for request_id, start, n in step.work:
             request = engine.row(request_id)
-            if len(request.tokens) == start + n:
+            if request.n_known == start + n:
                 leg = self._legs.get(request_id)
                 key = -1 if leg is None else leg.request_id  # ended in the middle of the step
                 tokens.append((request_id, sampled_token(key, start + n - request.n_prompt)))

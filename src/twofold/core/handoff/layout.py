@@ -10,6 +10,8 @@ def incompatibility(ours: KVLayout, theirs: KVLayout) -> str | None:
 
     Every field counts: with any of them different the copy succeeds and the text is wrong.
     """
+    if ours == theirs:  # most pairs, and asked for every request
+        return None
     for field in KVLayout.__struct_fields__:
         a, b = getattr(ours, field), getattr(theirs, field)
         if a != b:

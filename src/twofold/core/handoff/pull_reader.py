@@ -83,7 +83,7 @@ class PullReader:
         assert source is not None
         key = _remote_key(source)
         if key in self._of:
-            out.append(self._engine.ended(request, "refused", "duplicate_handle"))
+            out.append(request.ended("refused", "duplicate_handle"))
             return
         self._of[key] = request
         self._engine.add(request)
@@ -131,6 +131,7 @@ class PullReader:
             return
         self._timers.cancel(("claim", request.id))
         request.tokens = token_list(grant.tokens)
+        request.n_known = len(grant.tokens)
         request.links = known_links(request.tokens)
         request.remote_blocks = grant.blocks
         request.checksums = grant.checksums

@@ -1,0 +1,219 @@
+"""From every set-up to the best split and the best unsplit one, from coarse to fine.
+
+First each set-up's highest rate is found on a sample of the trace, to within 10 %. The few best of
+either kind are then bisected on the whole trace. Last, both winners are run on resamples of the
+trace, the same ones, for the interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from twofold.plan.bisect import Held, Outcome, drive, highest
+from twofold.plan.execute import Executor
+from twofold.plan.known import start_scale
+from twofold.plan.placement import Candidate, Space, between, first_of
+from twofold.plan.scenario import Scenario
+from twofold.plan.workload import requests_of, summary
+
+
+class Effort(msgspec.Struct, frozen=True, kw_only=True):
+    """How much a search spends. `sample` requests are tried first, `whole` at most later on.
+
+    `within` is the ratio between a rate that holds and one that does not; `resamples` are drawn
+    for the interval.
+    """
+
+    sample: int = 2000
+    whole: int = 1_000_000_000
+    splits: int = 3
+    unsplit: int = 2
+    coarse: float = 1.1
+    within: float = 1.02
+    resamples: int = 8
+
+
+QUICK = Effort(sample=500, whole=1500, splits=1, unsplit=1, coarse=1.15, within=1.05, resamples=4)
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One set-up and the rate that it holds: on the sample, and on the whole where it got so far.
+
+    `resampled` are the rates held on the resamples, in order.
+    """
+
+    candidate: Candidate
+    coarse: Held
+    fine: Held | None = None
+    resampled: tuple[float, ...] = ()
+
+    @property
+    def best(self) -> Held:
+        """The finer of the two."""
+        return self.fine or self.coarse
+
+    @property
+    def gpus(self) -> int:
+        """Accelerators that it uses."""
+        pools = zip(self.candidate.pools, self.candidate.hardware, strict=True)
+        return sum(pool.count * hardware.tp for pool, hardware in pools)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The least and the most that the trace itself and its resamples held, requests/s."""
+        if not self.resampled:
+            return None
+        rates = (self.best.rate_rps, *self.resampled)
+        return min(rates), max(rates)
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How a search tells of itself: `say` begins a stage of about `runs` runs, `tick` ends one."""
+
+    say: Callable[[str, int], Any]
+    tick: Callable[[], Any]
+
+
+def search(
+    space: Space,
+    like: Scenario,
+    effort: Effort,
+    executor: Executor[Scenario, Outcome],
+    progress: Progress,
+) -> tuple[list[Finding], list[Finding]]:
+    """(splits, unsplit set-ups), each with the best first; the first of each have all figures."""
+    splits = _coarse(space.splits, like, effort, executor, progress)
+    unsplit = _coarse(space.unsplit, like, effort, executor, progress)
+    finalists = [*splits[: effort.splits], *unsplit[: effort.unsplit]]
+    fine = _fine(finalists, like, effort, executor, progress)
+    splits = _ranked([*(f for f in fine if f.candidate.split), *splits[effort.splits :]])
+    unsplit = _ranked([*(f for f in fine if not f.candidate.split), *unsplit[effort.unsplit :]])
+    winners = [found[0] for found in (splits, unsplit) if found]
+    resampled = _resampled(winners, like, effort, executor, progress)
+    by_candidate = {id(f.candidate): f for f in resampled}
+    return (
+        [by_candidate.get(id(f.candidate), f) for f in splits],
+        [by_candidate.get(id(f.candidate), f) for f in unsplit],
+    )
+
+
+def _ranked(findings: Sequence[Finding]) -> list[Finding]:
+    """Whoever got to the whole trace first, then by rate held; ties as they were enumerated."""
+    return sorted(
+        findings,
+        key=lambda f: (
+            f.fine is None,
+            -f.best.rate_rps,
+            f.candidate.family,
+            f.candidate.place,
+        ),
+    )
+
+
+def _sampled(like: Scenario, most: int) -> Scenario:
+    workload = msgspec.structs.replace(like.workload, sample=most)
+    return msgspec.structs.replace(like, workload=workload)
+
+
+def _coarse(
+    candidates: Sequence[Candidate],
+    like: Scenario,
+    effort: Effort,
+    executor: Executor[Scenario, Outcome],
+    progress: Progress,
+) -> list[Finding]:
+    """All of `candidates` on the sample; of long families first some, then what lies between."""
+    like = _sampled(like, effort.sample)
+    found = summary(requests_of(like.workload, like.seed).rows)
+    families: dict[int, list[Candidate]] = {}
+    for candidate in candidates:
+        families.setdefault(candidate.family, []).append(candidate)
+    wave = [candidate for family in families.values() for candidate in first_of(family)]
+    findings: list[Finding] = []
+    while wave:
+        kind = "splits" if wave[0].split else "unsplit set-ups"
+        progress.say(f"{len(wave)} {kind} on {found.requests:,} requests", 6 * len(wave))
+        scenarios = [candidate.scenario(like) for candidate in wave]
+        searches = [
+            highest(like.attainment, start=start_scale(scenario, found), within=effort.coarse)
+            for scenario in scenarios
+        ]
+        held = drive(searches, scenarios, executor, progress.tick)
+        findings += [Finding(candidate=c, coarse=h) for c, h in zip(wave, held, strict=True)]
+        wave = [c for family in families.values() for c in _closer(family, findings)]
+    return _ranked(findings)
+
+
+def _closer(family: Sequence[Candidate], findings: Sequence[Finding]) -> list[Candidate]:
+    """What to try next of a family of which not every ratio was tried."""
+    tried = {f.candidate.place: f for f in findings if f.candidate.family == family[0].family}
+    if len(tried) == len(family):
+        return []
+    best = min(tried, key=lambda place: (-tried[place].coarse.rate_rps, place))
+    return between(family, sorted(tried), best)
+
+
+def _fine(
+    finalists: Sequence[Finding],
+    like: Scenario,
+    effort: Effort,
+    executor: Executor[Scenario, Outcome],
+    progress: Progress,
+) -> list[Finding]:
+    """`finalists` on the whole trace."""
+    like = _sampled(like, effort.whole)
+    n = len(requests_of(like.workload, like.seed).rows)
+    progress.say(f"the best {len(finalists)} on {n:,} requests", 6 * len(finalists))
+    scenarios = [finding.candidate.scenario(like) for finding in finalists]
+    searches = [
+        highest(
+            like.attainment,
+            start=finding.coarse.scale or 1.0,
+            step=1.1,
+            within=effort.within,
+        )
+        for finding in finalists
+    ]
+    held = drive(searches, scenarios, executor, progress.tick)
+    return [
+        msgspec.structs.replace(finding, fine=found)
+        for finding, found in zip(finalists, held, strict=True)
+    ]
+
+
+def _resampled(
+    winners: Sequence[Finding],
+    like: Scenario,
+    effort: Effort,
+    executor: Executor[Scenario, Outcome],
+    progress: Progress,
+) -> list[Finding]:
+    """`winners` with the rates that they hold on resamples of the trace."""
+    able = [finding for finding in winners if finding.best.held is not None]
+    n = effort.resamples
+    if not able or not n:
+        return list(winners)
+    progress.say(f"{n} resamples of the trace", 4 * n * len(able))
+    scenarios = []
+    for finding in able:
+        base = finding.candidate.scenario(_sampled(like, effort.whole))
+        for number in range(1, n + 1):
+            workload = msgspec.structs.replace(base.workload, resample=number)
+            scenarios.append(msgspec.structs.replace(base, workload=workload))
+    searches = [
+        highest(like.attainment, start=finding.best.scale, step=1.05, within=effort.within * 1.01)
+        for finding in able
+        for _ in range(n)
+    ]
+    held = drive(searches, scenarios, executor, progress.tick)
+    rates = {
+        id(finding): tuple(one.rate_rps for one in held[i * n : (i + 1) * n])
+        for i, finding in enumerate(able)
+    }
+    return [
+        msgspec.structs.replace(finding, resampled=rates.get(id(finding), ()))
+        for finding in winners
+    ]
