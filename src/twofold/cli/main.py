@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final, cast
 
 from twofold import __version__
-from twofold.cli import explain, gateway, serve, size, worker
+from twofold.cli import explain, gateway, plan, replay, serve, size, worker
 from twofold.cli.command import (
     EXIT_BAD_INPUT,
     EXIT_DONE,
@@ -20,7 +20,7 @@ from twofold.cli.command import (
 from twofold.config import SettingsError
 
 _COMMANDS: Final = tuple(
-    cast(Command, module) for module in (serve, worker, gateway, size, explain)
+    cast(Command, module) for module in (serve, worker, gateway, size, replay, plan, explain)
 )
 _DESCRIPTION: Final = "Serve a language model with prefill and decode on separate workers."
 

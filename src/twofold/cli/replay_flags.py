@@ -1,73 +1,27 @@
-"""The flags that `replay` and `plan` share, and what they ask for."""
+"""The flags that `replay` and `plan` share. Loads nothing heavy: help must be quick."""
 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import math
-import os
 from typing import Any, Final
 
-import msgspec
-
-from twofold.cli.command import CommandError, add_json
-from twofold.cli.replay_values import (
-    from_zero,
-    given,
-    link,
-    many,
-    not_negative,
-    one,
-    positive,
-    price,
-    share,
-    span,
-    whole,
-)
-from twofold.core.handoff import MODES
-from twofold.cost.errors import CostError
-from twofold.metrics.slo import Slo
-from twofold.plan.hardware import KV_ITEM_BYTES, Hardware, Machine, read_machine
-from twofold.plan.scenario import Engine, Scenario, Workload
-from twofold.plan.workload import Requests, requests_of
-from twofold.report.results import Goal
-from twofold.trace import TraceError
+from twofold.cli.command import add_json
 
 DEFAULT_SEQS: Final = 256
-DEFAULT_CHUNK: Final = 2048
-_HANDOFFS: Final = tuple(MODES)
-
-
-class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """What the shared flags ask for; `notes` are what was settled without being asked."""
-
-    like: Scenario
-    machines: tuple[Machine, ...]
-    requests: Requests
-    goal: Goal
-    jobs: int
-    notes: tuple[str, ...]
-
-    @property
-    def profile_sha256(self) -> str:
-        """The profile's own hash, or one over all of them."""
-        hashes = [machine.sha256 for machine in self.machines]
-        if len(hashes) == 1:
-            return hashes[0]
-        return hashlib.sha256("".join(hashes).encode()).hexdigest()
+KV_DTYPES: Final = ("bfloat16", "float16", "float32", "float8_e4m3fn")
 
 
 def add_trace(parser: argparse.ArgumentParser) -> None:
     """TRACE and what is done to it."""
     group = parser.add_argument_group("trace")
     parser.add_argument("trace", metavar="TRACE", help="a request trace of any known format")
-    _add(group, "--window", "A:B", "seconds of the trace to use, such as 600:1200")
-    _add(group, "--requests", "N", "the first N requests only")
-    _add(group, "--class", "NAME", "requests of this class only")
-    _add(group, "--length-divide", "N", "divide all lengths by N")
-    _add(group, "--jitter", "S", "spread arrivals over ticks of S seconds (3 for Mooncake's)")
-    _add(group, "--rate", "R", "requests/s of arrivals drawn anew, for a trace without times")
-    _add(group, "--cv", "X", "coefficient of variation of their gaps (default 1: Poisson)")
+    add(group, "--window", "A:B", "seconds of the trace to use, such as 600:1200")
+    add(group, "--requests", "N", "the first N requests only")
+    add(group, "--class", "NAME", "requests of this class only")
+    add(group, "--length-divide", "N", "divide all lengths by N")
+    add(group, "--jitter", "S", "spread arrivals over ticks of S seconds (3 for Mooncake's)")
+    add(group, "--rate", "R", "requests/s of arrivals drawn anew, for a trace without times")
+    add(group, "--cv", "X", "coefficient of variation of their gaps (default 1: Poisson)")
     for flag, text in (
         ("--drop-hashes", "forget which prompts share a prefix"),
         ("--sort", "sort the trace by arrival"),
@@ -79,13 +33,13 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
 def add_hardware(parser: argparse.ArgumentParser) -> None:
     """What workers run on."""
     group = parser.add_argument_group("hardware")
-    _add(group, "--profile", "FILE", "step times: a twofold profile or a published table", True)
-    _add(group, "--profile-select", "NAME", "which of a file that holds several", True)
-    _add(group, "--model", "NAME|DIR", "without a profile: a known model or a Hugging Face folder")
-    _add(group, "--accelerator", "NAME", "without a profile: what to estimate for", True)
-    _add(group, "--tp", "N", "without a profile: accelerators of a worker (default 1)", True)
-    _add(group, "--link-gbytes-per-s", "X", "of each accelerator (default: as usually built)", True)
-    _add(group, "--usd-per-hour", "NAME=X", "price of an accelerator", True)
+    add(group, "--profile", "FILE", "step times: a twofold profile or a published table", True)
+    add(group, "--profile-select", "NAME", "which of a file that holds several", True)
+    add(group, "--model", "NAME|DIR", "without a profile: a known model or a Hugging Face folder")
+    add(group, "--accelerator", "NAME", "without a profile: what to estimate for", True)
+    add(group, "--tp", "N", "without a profile: accelerators of a worker (default 1)", True)
+    add(group, "--link-gbytes-per-s", "X", "of each accelerator (default: as usually built)", True)
+    add(group, "--usd-per-hour", "NAME=X", "price of an accelerator", True)
     group.add_argument(
         "--extrapolate", action="store_true", help="go on beyond what a profile measured"
     )
@@ -94,16 +48,16 @@ def add_hardware(parser: argparse.ArgumentParser) -> None:
 def add_engine(parser: argparse.ArgumentParser) -> None:
     """Settings of every worker."""
     group = parser.add_argument_group("workers")
-    _add(group, "--handoff", "MODE", f"{' or '.join(_HANDOFFS)} (default pull)", True)
-    _add(group, "--policy", "KIND=NAME", "routing, such as prefill=jsq,decode=free_blocks", True)
-    _add(group, "--chunk", "N", "tokens of a step: max_num_batched_tokens", True)
-    _add(group, "--max-num-seqs", "N", f"sequences of a step (default {DEFAULT_SEQS})", True)
-    _add(group, "--block-size", "N", "tokens of a KV block (default 16)", True)
-    _add(group, "--kv-blocks", "N", "KV blocks of a worker (default: what fits its memory)", True)
-    _add(group, "--memory-share", "X", "share of the memory for weights and KV (default 0.9)")
+    add(group, "--handoff", "MODE", "how KV is handed over (default pull)", True)
+    add(group, "--policy", "KIND=NAME", "routing, such as prefill=jsq,decode=free_blocks", True)
+    add(group, "--chunk", "N", "tokens of a step: max_num_batched_tokens", True)
+    add(group, "--max-num-seqs", "N", f"sequences of a step (default {DEFAULT_SEQS})", True)
+    add(group, "--block-size", "N", "tokens of a KV block (default 16)", True)
+    add(group, "--kv-blocks", "N", "KV blocks of a worker (default: what fits its memory)", True)
+    add(group, "--memory-share", "X", "share of the memory for weights and KV (default 0.9)")
     group.add_argument(
         "--kv-dtype",
-        choices=sorted(KV_ITEM_BYTES),
+        choices=KV_DTYPES,
         default="bfloat16",
         help="type of the KV cache (default bfloat16)",
     )
@@ -115,164 +69,22 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
 def add_goals_and_output(parser: argparse.ArgumentParser) -> None:
     """Goals, how to run, and where results go."""
     group = parser.add_argument_group("goals")
-    _add(group, "--slo-ttft", "S", "goal for the time to first token, in seconds")
-    _add(group, "--slo-tpot", "S", "goal for the time per output token, in seconds")
-    _add(group, "--attainment", "X", "share of requests that must meet them (default 0.9)")
-    _add(parser, "--seed", "N", "of everything that is drawn (default 0)")
-    _add(parser, "--jobs", "N", "processes (default: one for each core)")
-    _add(parser, "--ray", "ADDRESS", "run on a Ray cluster instead, such as auto")
+    add(group, "--slo-ttft", "S", "goal for the time to first token, in seconds")
+    add(group, "--slo-tpot", "S", "goal for the time per output token, in seconds")
+    add(group, "--attainment", "X", "share of requests that must meet them (default 0.9)")
+    add(parser, "--seed", "N", "of everything that is drawn (default 0)")
+    add(parser, "--jobs", "N", "processes (default: one for each core)")
+    add(parser, "--ray", "ADDRESS", "run on a Ray cluster instead, such as auto")
     add_json(parser)
-    _add(parser, "--html", "FILE", "write a report that needs no other file")
-    _add(parser, "--plot", "FILE", "draw attainment and goodput as .png or .svg")
+    add(parser, "--html", "FILE", "write a report that needs no other file")
+    add(parser, "--plot", "FILE", "draw attainment and goodput as .png or .svg")
 
 
-def _add(where: Any, flag: str, metavar: str, text: str, repeat: bool = False) -> None:
+def add(where: Any, flag: str, metavar: str, text: str, repeat: bool = False) -> None:
+    """Declare a flag whose value stays text until it is read with all others."""
     where.add_argument(
         flag,
         metavar=metavar,
         action="append" if repeat else "store",
         help=text + ("; repeatable" if repeat else ""),
     )
-
-
-def read_setting(args: argparse.Namespace) -> Setting:
-    """What the flags ask for, the trace read. Raises CommandError."""
-    goal = Goal(
-        ttft_ms=_ms(one(args, "--slo-ttft", positive, 0.0)),
-        tpot_ms=_ms(one(args, "--slo-tpot", positive, 0.0)),
-        attainment=one(args, "--attainment", share, 0.9),
-    )
-    try:
-        machines = read_machines(args)
-        engine, notes = _engine(args, machines)
-        workload = _workload(args)
-        seed = one(args, "--seed", from_zero, 0)
-        requests = requests_of(workload, seed)
-    except (CostError, TraceError, ValueError) as error:
-        raise CommandError(str(error)) from None
-    workload = msgspec.structs.replace(workload, sha256=requests.info.sha256)
-    like = Scenario(
-        workload=workload,
-        pools=(),
-        hardware=(),
-        engine=engine,
-        slo=goal.slo(),
-        attainment=goal.attainment,
-        seed=seed,
-    )
-    notes = [requests.info.describe(), *(m.title for m in machines), *notes]
-    jobs = one(args, "--jobs", whole, len(os.sched_getaffinity(0)))
-    return Setting(
-        like=like,
-        machines=tuple(machines),
-        requests=requests_of(workload, seed),
-        goal=goal,
-        jobs=jobs,
-        notes=tuple(notes),
-    )
-
-
-def _ms(seconds: float) -> float | None:
-    return seconds * 1e3 if seconds else None
-
-
-def read_machines(args: argparse.Namespace) -> list[Machine]:
-    """The machines that the flags name, each once. Raises CommandError and CostError."""
-    prices = dict(many(args, "--usd-per-hour", price, ()))
-    profiles, selects = given(args, "--profile"), given(args, "--profile-select") or [""]
-    accelerators, tps = given(args, "--accelerator"), many(args, "--tp", whole, ())
-    wanted: list[Hardware] = []
-    if profiles:
-        if tps or len(accelerators) > 1:
-            flag = "--tp" if tps else "--accelerator"
-            raise CommandError(f"{flag}: a profile has its own; leave it out")
-        wanted = [
-            Hardware(
-                profile=profile,
-                select=select,
-                model=args.model or "",
-                accelerator=(accelerators or [""])[0],
-                extrapolate=args.extrapolate,
-            )
-            for profile in profiles
-            for select in selects
-        ]
-    elif args.model and accelerators:
-        wanted = [
-            Hardware(model=args.model, accelerator=name, tp=tp, extrapolate=args.extrapolate)
-            for name in accelerators
-            for tp in tps or (1,)
-        ]
-    else:
-        missing = "--accelerator" if args.model else "--profile"
-        raise CommandError(
-            f"{missing}: needed: step times come from --profile FILE, or are estimated from "
-            "--model NAME and --accelerator NAME"
-        )
-    found: dict[str, Machine] = {}
-    for hardware in wanted:
-        machine = read_machine(hardware)
-        usd = next((prices[name] for name in machine.names if name in prices), 0.0)
-        if usd:
-            machine = read_machine(msgspec.structs.replace(hardware, usd_per_hour=usd))
-        found.setdefault(machine.sha256, machine)
-    return list(found.values())
-
-
-def _engine(args: argparse.Namespace, machines: list[Machine]) -> tuple[Engine, list[str]]:
-    """The settings that are not swept, with defaults for those that are."""
-    notes: list[str] = []
-    seqs, chunk = DEFAULT_SEQS, DEFAULT_CHUNK
-    batches = [machine.most_batch for machine in machines if machine.most_batch]
-    if not given(args, "--max-num-seqs") and batches and min(batches) < seqs:
-        seqs = min(batches)
-        notes.append(f"max_num_seqs {seqs}: the largest batch that the profile has")
-    chunks = many(args, "--chunk", whole, ())
-    if chunks and min(chunks) < seqs and not given(args, "--max-num-seqs"):
-        seqs = min(chunks)
-        notes.append(f"max_num_seqs {seqs}: a step decodes all sequences, so at most --chunk")
-    prefills = [machine.most_prefill for machine in machines if machine.most_prefill]
-    if not chunks and prefills and min(prefills) < chunk:
-        chunk = min(prefills)
-        notes.append(f"chunk {chunk}: the longest prompt that the profile has")
-    engine = Engine(
-        max_num_seqs=seqs,
-        chunk_tokens=max(chunk, seqs),
-        memory_share=one(args, "--memory-share", share, 0.9),
-        kv_dtype=args.kv_dtype,
-        prefix_caching=not args.no_prefix_caching,
-    )
-    return engine, notes
-
-
-def _workload(args: argparse.Namespace) -> Workload:
-    rate = one(args, "--rate", positive, 0.0)
-    cv = one(args, "--cv", positive, 1.0)
-    if args.cv and not rate:
-        raise CommandError("--cv: needs --rate, which draws arrivals anew")
-    return Workload(
-        trace=args.trace,
-        skip_bad=args.skip_bad,
-        sort=args.sort,
-        klass=getattr(args, "class") or "",
-        window_s=one(args, "--window", span, (0.0, math.inf)) if args.window else None,
-        requests=one(args, "--requests", whole, 0),
-        length_divide=one(args, "--length-divide", whole, 1),
-        drop_hashes=args.drop_hashes,
-        jitter_s=one(args, "--jitter", not_negative, 0.0),
-        arrivals=("" if not rate else "poisson" if cv == 1 else "gamma"),
-        rate_rps=rate,
-        cv=cv,
-    )
-
-
-def handoff(text: str) -> str:
-    """A mode of handing over. Raises ValueError."""
-    if text not in _HANDOFFS:
-        raise ValueError(f"must be one of {', '.join(_HANDOFFS)}")
-    return text
-
-
-def links(args: argparse.Namespace) -> tuple[int, ...]:
-    """Bytes per second of each accelerator's link, 0 for the usual one."""
-    return many(args, "--link-gbytes-per-s", link, (0,))

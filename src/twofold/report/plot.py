@@ -83,7 +83,9 @@ def save_plot(path: str | Path, result: Replay | Plan) -> None:
         "hatch.linewidth": 0.6,
     }
     svg = Path(path).suffix.lower() == ".svg"
-    with matplotlib.rc_context(fixed):
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # whatever the user's own matplotlibrc says
+        matplotlib.rcParams.update(fixed)
         figure = Figure(figsize=(15, 5.2), dpi=110, layout="constrained")
         FigureCanvasAgg(figure)
         _draw(figure, setups, result.goal)

@@ -82,8 +82,7 @@ class Cluster:
             observers=observers,
             on_record=self._keep,
         )
-        self._notice_ns = leg_latency_ns
-        self._gone_after_ns = gone_after_ns
+        self._notice_ns, self._gone_after_ns = leg_latency_ns, gone_after_ns
         self._prompts: PromptSource = Prompts() if watched else _prompts_for(workers)
         self._records: dict[RequestId, RequestRecord] = {}
         self._crashes = crashes

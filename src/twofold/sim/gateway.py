@@ -201,6 +201,8 @@ class SimGateway:
         request, decode = flight.request, flight.decode
         times: Sequence[int] = ()
         if decode is not None and flight.phases_ns:
+            if effect.outcome != "finished":
+                self._workers[decode.worker].note_tokens(decode)
             # Tokens are noted as they are sent: those still under way did not reach the client.
             times = array("q", decode.token_times.until(self._events.now_ns).tobytes())
         ended = decode.ended if decode is not None else None

@@ -335,6 +335,11 @@ class SimWorker:
         run.k -= k
         run.most -= k
 
+    def note_tokens(self, leg: Leg) -> None:
+        """Note on `leg` what has been sent by now, for one that will not hear its end."""
+        if leg.engine_id == self.engine_id:
+            self._catch_up(self._events.now_ns)
+
     def _run_done(self, engine_id: str, run: _Run, version: int) -> None:
         if engine_id != self.engine_id or run is not self._run or version != run.version:
             return
