@@ -198,6 +198,16 @@ def _peak(history: list[tuple[int, int]], start: int, end: int) -> int:
     return max(held + before)
 
 
+def test_a_merge_keeps_what_a_quiet_worker_has() -> None:
+    recorder = QueueRecorder(["quiet", "busy"], span_ns=MS, most_points=4)
+    recorder.note(0, 0, 5, 0, 0)
+    recorder.note(2 * MS, 1, 9, 0, 0)
+    recorder.note(3 * MS, 1, 2, 0, 0)
+    found = recorder.done(7 * MS)
+    assert found.span_ms == 2
+    assert found.waiting == [[5, 5, 5, 5], [0, 9, 2, 2]]
+
+
 def test_a_recorder_refuses_what_it_cannot_do() -> None:
     with pytest.raises(ValueError, match="two points"):
         QueueRecorder(["a"], most_points=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from typing import Any
 
 import msgspec
@@ -107,6 +108,25 @@ def test_the_table_fits_a_hundred_columns() -> None:
     assert "\x1b[" in shown(sweep(), terminal=True)
 
 
+def test_columns_that_do_not_fit_are_left_out_whole() -> None:
+    runs = [run(label=f"a name of 24 letters {i:03}", cost_per_hour=98765.0) for i in range(3)]
+    runs += [run(label=f"lost {i}", rate=4.0, slots=9, slots_peak=7) for i in range(2)]
+    table = shown(replay_of(HEADER, runs, GOAL)).splitlines()
+    (heads,) = [line for line in table if line.startswith("set-up")]
+    assert re.split(r"  +", heads.strip()) == [
+        "set-up", "rate", "req/s", "attain", "goal", "good/s", "lost", "TTFT p50", "p99",
+        "TPOT p50", "p99",
+    ]  # fmt: skip
+    rows = [line for line in table if " 2x " in line and "%" in line and "Read" not in line]
+    assert len(rows) == 3
+    one = runs[0]
+    for row in rows:
+        assert row.replace("*", "").split()[-2:] == [
+            number(one.tpot_ms.p50),
+            number(one.tpot_ms.p99),
+        ]
+
+
 def test_names_with_markup_are_text() -> None:
     text = shown(replay_of(HEADER, [run(label="[red]x[/red]"), run(label="[/]")], GOAL))
     assert "[red]x[/red]" in text
@@ -207,7 +227,7 @@ def test_the_best_of_both_kinds_is_compared_at_one_rate() -> None:
 
 
 def test_with_more_gpus_the_rate_per_gpu_decides() -> None:
-    small = run("1P1D", rate=2.0, gpus=2)
+    small = msgspec.structs.replace(run("1P1D", rate=2.0, gpus=2), slo_attainment=0.95)
     large = msgspec.structs.replace(run("4M", rate=2.0, gpus=8), slo_attainment=1.0)
     rows = side_by_side(setups_of([large, small]), GOAL)
     best = best_of(rows, GOAL)

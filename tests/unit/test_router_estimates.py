@@ -68,6 +68,14 @@ def test_where_samples_do_not_rise_their_mean_is_the_answer() -> None:
     assert falling.at(0) == falling.at(50)
 
 
+def test_noise_between_alike_batches_is_no_slope_to_go_far_on() -> None:
+    """A sequence adds at most its share of a step."""
+    noisy = line((9, 10 * MS), (10, 30 * MS))
+    ns, rise = noisy.at(19)
+    assert rise < 22 * MS / 9
+    assert ns < 50 * MS
+
+
 @FEW
 @given(
     samples=st.lists(st.tuples(st.integers(1, 60), st.integers(0, 10**8)), min_size=1, max_size=30),
@@ -89,8 +97,8 @@ def test_more_sequences_never_make_a_shorter_step(
 
 
 def test_hits_are_counted_from_the_first_block_on() -> None:
-    known = RoutedPrefixes(100)
-    known.add("a", (1, 2, 3))
+    known = RoutedPrefixes()
+    known.add("a", (1, 2, 3), 4)
     assert known.hits("a", (1, 2, 9, 3)) == 2
     assert known.hits("a", (9, 2, 3)) == 0
     assert known.hits("a", (1, 2, 3, 4)) == 3
@@ -100,19 +108,19 @@ def test_hits_are_counted_from_the_first_block_on() -> None:
 
 
 def test_the_end_of_a_chain_is_forgotten_before_what_it_hangs_on() -> None:
-    known = RoutedPrefixes(4)
-    known.add("a", (1, 2, 3))
-    known.add("a", (7, 8))
+    known = RoutedPrefixes()
+    known.add("a", (1, 2, 3), 4)
+    known.add("a", (7, 8), 4)
     assert known.hits("a", (1, 2, 3)) == 2
     assert known.hits("a", (7, 8)) == 2
-    known.add("a", (1, 2, 3))
+    known.add("a", (1, 2, 3), 4)
     assert (known.hits("a", (1, 2, 3)), known.hits("a", (7, 8))) == (3, 1)
 
 
 def test_a_new_life_has_an_empty_cache() -> None:
-    known = RoutedPrefixes(4)
-    known.add("a", (1,))
-    known.add("b", (1,))
+    known = RoutedPrefixes()
+    known.add("a", (1,), 4)
+    known.add("b", (1,), 4)
     known.forget("a")
     known.forget("a")
     assert (known.hits("a", (1,)), known.hits("b", (1,))) == (0, 1)
@@ -124,8 +132,8 @@ def test_a_new_life_has_an_empty_cache() -> None:
     most=st.integers(1, 12),
 )
 def test_memory_is_bounded(chains: list[tuple[int, ...]], most: int) -> None:
-    known = RoutedPrefixes(most)
+    known = RoutedPrefixes()
     for chain in chains:
-        known.add("a", chain)
+        known.add("a", chain, most)
         assert known.kept("a") <= most
         assert known.hits("a", chain) >= min(most, len(set(chain)), 1)

@@ -169,6 +169,21 @@ def test_a_worker_in_a_new_life_has_nothing_cached() -> None:
     assert placed(arrive(router, 4, 200, S, **chain(9, 10))) == "p1"
 
 
+SIZE = BLOCK * BLOCK  # tokens of a key, here
+
+
+@pytest.mark.parametrize(
+    ("blocks", "uncached"), [(0, 100), (25 * BLOCK, 100), (24 * BLOCK, 100 + SIZE)]
+)
+def test_no_more_is_remembered_of_a_worker_than_its_pool_holds(blocks: int, uncached: int) -> None:
+    router = router_of("p d", prefill_policy="prefix_aware", blocks=blocks)
+    for i, keys in enumerate((range(10), range(50, 65))):
+        arrive(router, i, len(keys) * SIZE, block_keys=tuple(keys), block_tokens=SIZE)
+        prefill(router, i)
+    arrive(router, 9, 10 * SIZE + 100, block_keys=tuple(range(10)), block_tokens=SIZE)
+    assert router.workers["p"].queued_tokens == uncached
+
+
 def test_unique_prompts_spread_and_a_hot_worker_does_not_end_affinity() -> None:
     router = router_of("p1 p2 p3 p4 d", prefill_policy="prefix_aware")
     at: dict[int, str] = {}

@@ -55,7 +55,7 @@ def jobs_of(args: argparse.Namespace, setting: Setting) -> list[Job]:
 
 def _axes(args: argparse.Namespace, setting: Setting) -> Axes:
     engine = setting.like.engine
-    rates = many(args, "--rate-scale", scales, ((1.0,),))
+    rates: tuple[tuple[float, ...], ...] = many(args, "--rate-scale", scales, ((1.0,),))
     pools = many(args, "--pools", parse_pools, ())
     if not pools:
         raise CommandError("--pools: name the workers to simulate, such as --pools 2P1D --pools 3M")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from twofold.cli.command import CommandError
@@ -41,7 +41,7 @@ def one(args: argparse.Namespace, flag: str, read: Callable[[str], V], default: 
 
 
 def many(
-    args: argparse.Namespace, flag: str, read: Callable[[str], V], default: Sequence[V]
+    args: argparse.Namespace, flag: str, read: Callable[[str], V], default: tuple[V, ...]
 ) -> tuple[V, ...]:
     """The values of a flag that may be repeated, each once. Raises CommandError."""
     found: dict[V, None] = {}

@@ -66,7 +66,8 @@ class Fleet:
 
     def __init__(self, *, track_prefixes: bool, budget_tokens: int, most_keys: int) -> None:
         self.workers: dict[str, RouterWorker] = {}
-        self._prefixes = RoutedPrefixes(most_keys)
+        self._prefixes = RoutedPrefixes()
+        self._most_keys = most_keys
         self._track = track_prefixes
         self._budget_tokens = budget_tokens
         self._reading = Rate()
@@ -248,7 +249,7 @@ class Fleet:
         if sign < 0:
             known.idle_since_ns = now_ns
         elif self._track:
-            self._prefixes.add(worker, load.block_keys)
+            self._remember(known, load)
 
     def answer(self, worker: str, load: Load, sign: int) -> None:
         """`worker` has an answer to write (+1), or has no longer (-1)."""
@@ -258,7 +259,15 @@ class Fleet:
         known.output_left += sign * load.output_tokens
         known.by_length[bucket(load.predicted_tokens)] += sign
         if sign > 0 and self._track:
-            self._prefixes.add(worker, load.block_keys)
+            self._remember(known, load)
+
+    def _remember(self, worker: RouterWorker, load: Load) -> None:
+        """No more is remembered than the worker's pool holds: the rest it has evicted for sure."""
+        most, seen = self._most_keys, worker.seen
+        if seen.kv_blocks and seen.layout is not None and load.block_tokens:
+            most = min(most, seen.kv_blocks * seen.layout.block_size // load.block_tokens)
+        if load.block_keys:
+            self._prefixes.add(seen.worker, load.block_keys, most)
 
     # ----------------------------------------------------------------- measures
 

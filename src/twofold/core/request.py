@@ -57,6 +57,7 @@ class Request:
         "n_preempted",
         "n_prompt",
         "placed_ns",
+        "pushed",
         "ready_ns",
         "remote_blocks",
         "salt",
@@ -65,6 +66,7 @@ class Request:
         "state",
         "stop_token_ids",
         "tokens",
+        "transfer",
     )
 
     def __init__(
@@ -80,6 +82,7 @@ class Request:
         source: KVHandle | None,
         generation: int,
         now_ns: int,
+        transfer: int = 0,
     ) -> None:
         self.id = request_id
         self.tokens = token_list(tokens)
@@ -92,6 +95,7 @@ class Request:
         self.hold = hold
         self.source = source
         self.generation = generation
+        self.transfer = transfer or request_id
         self.state = State.WAITING
         self.blocks: list[BlockId] = []
         self.computed = 0
@@ -108,6 +112,8 @@ class Request:
         self.checksums: tuple[int, ...] = ()
         self.segment = ""
         self.n_bytes = 0
+        # Where KV was pushed: the peer's (queue, compute, writing) times, and when it said so.
+        self.pushed: tuple[int, int, int, int] | None = None
 
     def ids(self) -> list[int]:
         """All known token ids, for whoever computes with them."""
@@ -140,10 +146,24 @@ class Request:
     def phases(self, now_ns: int) -> Phases:
         """Where its time went, its first token being sampled now."""
         remote = self.ready_ns >= 0
+        since_ns = self.ready_ns if remote else self.arrived_ns
+        queue = compute = transfer = 0
+        if remote and self.pushed is not None:
+            # The peer was at work while this request waited here; what it did before this
+            # request arrived is not part of its time.
+            queue, compute, write, told_ns = self.pushed
+            left = self.ready_ns - self.arrived_ns
+            transfer = min(write + self.ready_ns - told_ns, left)
+            compute = min(compute, left - transfer)
+            queue = min(queue, left - transfer - compute)
+        elif remote:
+            transfer = self.ready_ns - self.placed_ns
         return Phases(
-            handoff_wait_ns=self.placed_ns - self.arrived_ns if remote else 0,
-            transfer_ns=self.ready_ns - self.placed_ns if remote else 0,
-            queue_ns=self.first_step_ns - (self.ready_ns if remote else self.arrived_ns),
+            peer_queue_ns=queue,
+            peer_compute_ns=compute,
+            handoff_wait_ns=since_ns - self.arrived_ns - transfer - compute - queue,
+            transfer_ns=transfer,
+            queue_ns=self.first_step_ns - since_ns,
             compute_ns=now_ns - self.first_step_ns,
             n_bytes=self.n_bytes,
         )

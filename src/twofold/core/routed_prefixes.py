@@ -11,13 +11,12 @@ from collections.abc import Sequence
 
 
 class RoutedPrefixes:
-    """Per worker, the block keys last sent to it, at most `most_keys`; the oldest go first.
+    """Per worker, the block keys last sent to it; the oldest go first.
 
     A key stands for its block and all before it, so a prompt's keys are a chain.
     """
 
-    def __init__(self, most_keys: int) -> None:
-        self._most_keys = most_keys
+    def __init__(self) -> None:
         self._keys: dict[str, OrderedDict[int, None]] = {}
 
     def hits(self, worker: str, keys: Sequence[int]) -> int:
@@ -34,14 +33,14 @@ class RoutedPrefixes:
         """Keys remembered of `worker`."""
         return len(self._keys.get(worker, ()))
 
-    def add(self, worker: str, keys: Sequence[int]) -> None:
-        """`worker` is sent a prompt with `keys`."""
+    def add(self, worker: str, keys: Sequence[int], most_keys: int) -> None:
+        """`worker` is sent a prompt with `keys`; at most `most_keys` of its keys are kept."""
         known = self._keys.setdefault(worker, OrderedDict())
         # Last block first, so that of one chain the end is forgotten before what it hangs on.
         for key in reversed(keys):
             known[key] = None
             known.move_to_end(key)
-        while len(known) > self._most_keys:
+        while len(known) > most_keys:
             known.popitem(last=False)
 
     def forget(self, worker: str) -> None:

@@ -316,7 +316,8 @@ class Gateway:
 
         def end() -> None:
             if session.end_stream():
-                self._tell_router(LegEnded(number, generation))
+                n_tokens = max(0, session.n_events - 2)  # its role and [DONE] are events too
+                self._tell_router(LegEnded(number, generation, n_tokens))
             else:
                 reason = f"{worker}: the stream ended without [DONE]"
                 self._tell_router(LegFailed(number, generation, "decode", 0, reason))

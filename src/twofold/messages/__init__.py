@@ -6,7 +6,16 @@ replayed, hashed and sent as msgpack.
 """
 
 from twofold.messages.base import Plain, Wake, WakeAt
-from twofold.messages.peer import Claim, Closed, Done, Grant, Heartbeat, PeerMessage, Refusal
+from twofold.messages.peer import (
+    Claim,
+    Closed,
+    Done,
+    Grant,
+    Heartbeat,
+    PeerMessage,
+    Refusal,
+    Written,
+)
 from twofold.messages.router import (
     Arrive,
     CancelLeg,
@@ -29,10 +38,14 @@ from twofold.messages.router import (
 from twofold.messages.worker import (
     Abort,
     CancelRead,
+    CancelWrite,
     Digest,
     Digested,
     Ended,
+    Fence,
+    Fenced,
     FromPeer,
+    LayersDone,
     PeerLost,
     Phases,
     Read,
@@ -46,6 +59,8 @@ from twofold.messages.worker import (
     ToPeer,
     WorkerEffect,
     WorkerMessage,
+    Write,
+    WriteDone,
 )
 
 __all__ = [
@@ -53,6 +68,7 @@ __all__ = [
     "Arrive",
     "CancelLeg",
     "CancelRead",
+    "CancelWrite",
     "Claim",
     "ClientGone",
     "Closed",
@@ -62,9 +78,12 @@ __all__ = [
     "Digested",
     "Done",
     "Ended",
+    "Fence",
+    "Fenced",
     "FromPeer",
     "Grant",
     "Heartbeat",
+    "LayersDone",
     "LegEnded",
     "LegFailed",
     "PeerLost",
@@ -95,4 +114,7 @@ __all__ = [
     "WorkerGone",
     "WorkerMessage",
     "WorkerSeen",
+    "Write",
+    "WriteDone",
+    "Written",
 ]

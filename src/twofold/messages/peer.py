@@ -9,11 +9,18 @@ from twofold.types import BlockId, KVLayout, RequestId
 
 
 class Claim(Plain, frozen=True):
-    """Decode to prefill: I take over your `request_id`; here is how my KV is laid out."""
+    """Decode to prefill: I take over your `request_id`; here is how my KV is laid out.
+
+    Where KV is pushed it also says where to: block number `first + i` of the prompt goes to
+    `blocks[i]` of `segment`.
+    """
 
     request_id: RequestId
     generation: int
     layout: KVLayout
+    segment: str = ""
+    first: int = 0
+    blocks: tuple[BlockId, ...] = ()
 
 
 class Grant(Plain, frozen=True):
@@ -31,6 +38,23 @@ class Grant(Plain, frozen=True):
     segment: str
     n_cached: int
     lease_left_ns: int
+
+
+class Written(Plain, frozen=True):
+    """Prefill to decode: all blocks that you asked for have been written, and none will be again.
+
+    `checksums` go with `Claim.blocks`. `queue_ns` and `compute_ns` are what the prefill took,
+    `write_ns` what followed until the last byte; `n_cached` is as in `Grant`.
+    """
+
+    request_id: RequestId
+    generation: int
+    checksums: tuple[int, ...]
+    n_bytes: int
+    n_cached: int
+    queue_ns: int
+    compute_ns: int
+    write_ns: int
 
 
 class Refusal(Plain, frozen=True):
@@ -67,4 +91,4 @@ class Closed(Plain, frozen=True):
     valid: bool
 
 
-PeerMessage: TypeAlias = Claim | Grant | Refusal | Heartbeat | Done | Closed
+PeerMessage: TypeAlias = Claim | Grant | Written | Refusal | Heartbeat | Done | Closed

@@ -14,7 +14,9 @@ class Submit(Plain, frozen=True, kw_only=True):
 
     `tokens` is the prompt; it is empty when `source` is set, because the ids then come from the
     prefill worker with its Grant, so that a prompt is tokenised once. `hold`: keep the KV when
-    done, for a decode worker to take over. `time_left_ns` 0 means no deadline.
+    done, for a decode worker to take over. `transfer` is the name by which peers will ask for
+    that KV; 0: the request's own id. Where KV is pushed, a request has both `tokens` and
+    `source`, and `transfer` is chosen by the gateway. `time_left_ns` 0 means no deadline.
     """
 
     request_id: RequestId
@@ -27,6 +29,7 @@ class Submit(Plain, frozen=True, kw_only=True):
     source: KVHandle | None = None
     generation: int = 0
     time_left_ns: int = 0
+    transfer: int = 0
 
 
 class Abort(Plain, frozen=True):
@@ -74,6 +77,29 @@ class ReadDone(Plain, frozen=True):
     checksums: tuple[int, ...] = ()
 
 
+class WriteDone(Plain, frozen=True):
+    """Write number `number` of a request has ended: nothing more of it will land."""
+
+    request_id: RequestId
+    number: int
+    ok: bool
+    reason: str = ""
+    n_bytes: int = 0
+
+
+class Fenced(Plain, frozen=True):
+    """No peer's write can reach the blocks of this request any more."""
+
+    request_id: RequestId
+
+
+class LayersDone(Plain, frozen=True):
+    """The first `layers` layers of step `step` have been computed, and their KV is final."""
+
+    step: int
+    layers: int
+
+
 class FromPeer(Plain, frozen=True):
     """A handoff message from the worker whose engine id is `peer`."""
 
@@ -102,6 +128,9 @@ WorkerMessage: TypeAlias = (
     | StepFailed
     | Digested
     | ReadDone
+    | WriteDone
+    | Fenced
+    | LayersDone
     | FromPeer
     | PeerLost
     | Release
@@ -121,8 +150,14 @@ class RunStep(Plain, frozen=True):
 
 
 class Phases(Plain, frozen=True, kw_only=True):
-    """Where a request's time went on this worker, in nanoseconds, up to its first token."""
+    """Where a request's time went on this worker, in nanoseconds, up to its first token.
 
+    `peer_*` are the prefill worker's own queue and computing, where KV is pushed: decode waits
+    meanwhile, so they are part of its time.
+    """
+
+    peer_queue_ns: int = 0
+    peer_compute_ns: int = 0
     handoff_wait_ns: int = 0
     transfer_ns: int = 0
     queue_ns: int = 0
@@ -177,6 +212,31 @@ class CancelRead(Plain, frozen=True):
     request_id: RequestId
 
 
+class Write(Plain, frozen=True):
+    """Copy blocks to a peer: `pairs` of (our block, its block), of layers `layers[0]` to
+    `layers[1]` only. Answer with `WriteDone`.
+    """
+
+    request_id: RequestId
+    number: int
+    peer: str
+    segment: str
+    pairs: tuple[tuple[BlockId, BlockId], ...]
+    layers: tuple[int, int]
+
+
+class CancelWrite(Plain, frozen=True):
+    """Stop all writes of a request early. Each `WriteDone` still comes."""
+
+    request_id: RequestId
+
+
+class Fence(Plain, frozen=True):
+    """Make sure that no write of a peer reaches this request's blocks; answer with `Fenced`."""
+
+    request_id: RequestId
+
+
 class ToPeer(Plain, frozen=True):
     """Send a handoff message to a worker. `host` and `port` say where, if not yet connected."""
 
@@ -186,4 +246,16 @@ class ToPeer(Plain, frozen=True):
     port: int = 0
 
 
-WorkerEffect: TypeAlias = RunStep | Token | Ended | Digest | Read | CancelRead | ToPeer | WakeAt
+WorkerEffect: TypeAlias = (
+    RunStep
+    | Token
+    | Ended
+    | Digest
+    | Read
+    | CancelRead
+    | Write
+    | CancelWrite
+    | Fence
+    | ToPeer
+    | WakeAt
+)

@@ -111,19 +111,3 @@ def drive(
         except StopIteration as ended:
             found[number] = ended.value
     return [held for held in found if held is not None]
-
-
-def run_all(
-    scenarios: Sequence[Scenario],
-    executor: Executor[Scenario, Outcome],
-    tick: Callable[[], Any] = lambda: None,
-) -> list[Outcome]:
-    """The outcome of every scenario, in their order."""
-    found: dict[int, Outcome] = {}
-    for number, scenario in enumerate(scenarios):
-        executor.submit(number, scenario)
-    while len(found) < len(scenarios):
-        number, outcome = executor.take()
-        found[number] = outcome
-        tick()
-    return [found[number] for number in range(len(scenarios))]

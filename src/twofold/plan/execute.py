@@ -9,10 +9,9 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 Task = TypeVar("Task", contravariant=True)
@@ -128,12 +127,7 @@ class Processes(Generic[T, A]):
     def __enter__(self) -> Processes[T, A]:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *about: object) -> None:
         self._waiting.clear()
         for connection, process in self._processes.items():
             process.terminate()
@@ -167,3 +161,17 @@ def executor(
 ) -> Here[T, A] | Processes[T, A]:
     """This process for one job, else as many processes. `work` must be a module's function."""
     return Here(work) if jobs <= 1 else Processes(work, jobs, lost)
+
+
+def run_all(
+    tasks: Sequence[T], where: Executor[T, A], tick: Callable[[], Any] = lambda: None
+) -> list[A]:
+    """The answer to every task, in their order; `tick` is called after each."""
+    found: dict[int, A] = {}
+    for number, task in enumerate(tasks):
+        where.submit(number, task)
+    while len(found) < len(tasks):
+        number, answer = where.take()
+        found[number] = answer
+        tick()
+    return [found[number] for number in range(len(tasks))]

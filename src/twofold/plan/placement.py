@@ -20,7 +20,7 @@ from twofold.sim.pools import Pool, Role
 Equal = Literal["gpus", "cost", "power"]
 CHUNKS: Final = (256, 512, 1024, 2048, 4096, 8192)
 """Chunk sizes that unsplit set-ups are tried with, where the engine and the profile allow."""
-MOST_RATIOS: Final = 9
+MOST_RATIOS: Final = 7
 """Ratios of a pair of machines that are tried before the search closes in on the best of them."""
 
 

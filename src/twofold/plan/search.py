@@ -1,23 +1,27 @@
 """From every set-up to the best split and the best unsplit one, from coarse to fine.
 
-First each set-up's highest rate is found on a sample of the trace, to within 10 %. The few best of
-either kind are then bisected on the whole trace. Last, both winners are run on resamples of the
-trace, the same ones, for the interval.
+First all set-ups race on a sample of the trace: whoever holds a rate goes on to a higher one. The
+few best of either kind are then bisected on the whole trace. Last, both winners are run on
+resamples of the trace, the same ones, for the interval.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from twofold.plan.bisect import Held, Outcome, drive, highest
-from twofold.plan.execute import Executor
+from twofold.plan.bisect import HIGHEST, LOWEST, Held, Outcome, drive, highest, neat
+from twofold.plan.execute import Executor, run_all
 from twofold.plan.known import start_scale
 from twofold.plan.placement import Candidate, Space, between, first_of
+from twofold.plan.runner import Probe, Problem
 from twofold.plan.scenario import Scenario
 from twofold.plan.workload import requests_of, summary
+
+_UP: Final = 1.25
+_DOWN: Final = 1.6
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,12 +35,11 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     whole: int = 1_000_000_000
     splits: int = 3
     unsplit: int = 2
-    coarse: float = 1.1
     within: float = 1.02
     resamples: int = 8
 
 
-QUICK = Effort(sample=500, whole=1500, splits=1, unsplit=1, coarse=1.15, within=1.05, resamples=4)
+QUICK = Effort(sample=500, whole=1500, splits=1, unsplit=1, within=1.05, resamples=4)
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +110,7 @@ def _ranked(findings: Sequence[Finding]) -> list[Finding]:
         key=lambda f: (
             f.fine is None,
             -f.best.rate_rps,
+            -(f.best.broke.attainment if f.best.broke is not None else 0.0),
             f.candidate.family,
             f.candidate.place,
         ),
@@ -132,19 +136,59 @@ def _coarse(
     for candidate in candidates:
         families.setdefault(candidate.family, []).append(candidate)
     wave = [candidate for family in families.values() for candidate in first_of(family)]
+    starts = [start_scale(candidate.scenario(like), found) for candidate in wave]
+    start = max(starts, default=1.0)
     findings: list[Finding] = []
     while wave:
         kind = "splits" if wave[0].split else "unsplit set-ups"
-        progress.say(f"{len(wave)} {kind} on {found.requests:,} requests", 6 * len(wave))
-        scenarios = [candidate.scenario(like) for candidate in wave]
-        searches = [
-            highest(like.attainment, start=start_scale(scenario, found), within=effort.coarse)
-            for scenario in scenarios
-        ]
-        held = drive(searches, scenarios, executor, progress.tick)
-        findings += [Finding(candidate=c, coarse=h) for c, h in zip(wave, held, strict=True)]
+        progress.say(f"{len(wave)} {kind} on {found.requests:,} requests", 2 * len(wave))
+        findings += _race(wave, like, start, executor, progress)
+        start = max(finding.coarse.scale for finding in findings) or start
         wave = [c for family in families.values() for c in _closer(family, findings)]
     return _ranked(findings)
+
+
+def _race(
+    candidates: Sequence[Candidate],
+    like: Scenario,
+    start: float,
+    executor: Executor[Scenario, Outcome],
+    progress: Progress,
+) -> list[Finding]:
+    """All at one rate, those that hold it at a higher one, and so on until none does.
+
+    Where none holds the first, all go down together until one does. So the weak cost one run
+    each, and how far they fell short ranks them.
+    """
+    held: list[Probe | None] = [None] * len(candidates)
+    broke: list[Probe | None] = [None] * len(candidates)
+    problems, runs = [""] * len(candidates), [0] * len(candidates)
+    racing, scale = list(range(len(candidates))), neat(start)
+    while racing and LOWEST <= scale <= HIGHEST:
+        scenarios = [
+            msgspec.structs.replace(candidates[i].scenario(like), rate_scale=scale) for i in racing
+        ]
+        standing = []
+        for i, outcome in zip(racing, run_all(scenarios, executor, progress.tick), strict=True):
+            runs[i] += 1
+            if isinstance(outcome, Problem):
+                problems[i], broke[i] = outcome.reason, None
+            elif outcome.holds(like.attainment):
+                held[i] = outcome
+                standing.append(i)
+            else:
+                broke[i] = outcome
+        if not standing and any(one is not None for one in held):
+            break
+        racing = standing or racing
+        scale = neat(scale * _UP if standing else scale / _DOWN)
+    return [
+        Finding(
+            candidate=candidate,
+            coarse=Held(held=held[i], broke=broke[i], problem=problems[i], runs=runs[i]),
+        )
+        for i, candidate in enumerate(candidates)
+    ]
 
 
 def _closer(family: Sequence[Candidate], findings: Sequence[Finding]) -> list[Candidate]:
@@ -152,7 +196,7 @@ def _closer(family: Sequence[Candidate], findings: Sequence[Finding]) -> list[Ca
     tried = {f.candidate.place: f for f in findings if f.candidate.family == family[0].family}
     if len(tried) == len(family):
         return []
-    best = min(tried, key=lambda place: (-tried[place].coarse.rate_rps, place))
+    best = _ranked(list(tried.values()))[0].candidate.place
     return between(family, sorted(tried), best)
 
 
