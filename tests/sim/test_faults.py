@@ -14,7 +14,7 @@ from twofold.messages import Claim, Closed, Done, FromPeer, Grant, Heartbeat, Le
 from twofold.metrics.record import RequestRecord
 from twofold.sim import Crash, SeededFaults, plan_pools
 from twofold.sim.faults import AS_SENT, Fate
-from twofold.sim.network import _Reading
+from twofold.sim.network import _Moving
 from twofold.trace.hashing import hash64
 
 TIME_LEFT = 3000 * MS
@@ -184,15 +184,15 @@ def test_a_lost_beginning_of_a_handoff_fails_in_bounded_time(kind: type[object])
 
 
 def test_a_damaged_read_fails_and_is_never_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = _Reading.copy
+    whole = _Moving.copy
 
-    def damaged(reading: _Reading) -> tuple[int, ...]:
+    def damaged(reading: _Moving) -> tuple[int, ...]:
         checksums = whole(reading)
         assert reading.ours is not None
-        reading.ours._slots[reading.effect.pairs[-1][1]][0] ^= 1
-        return (*checksums[:-1], reading.ours.checksums([reading.effect.pairs[-1][1]])[0])
+        reading.ours._slots[reading.pairs[-1][1]][0] ^= 1
+        return (*checksums[:-1], reading.ours.checksums([reading.pairs[-1][1]])[0])
 
-    monkeypatch.setattr(_Reading, "copy", damaged)
+    monkeypatch.setattr(_Moving, "copy", damaged)
     records, _ = audited("1P1D", [one(40)])
     assert (records[0].outcome, records[0].reason) == (
         "failed",
@@ -204,15 +204,15 @@ def test_a_damaged_read_fails_and_is_never_used(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_wrong_kv_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = _Reading.copy
+    whole = _Moving.copy
 
-    def damaged(reading: _Reading) -> tuple[int, ...]:
+    def damaged(reading: _Moving) -> tuple[int, ...]:
         checksums = whole(reading)
         assert reading.ours is not None
-        reading.ours._slots[reading.effect.pairs[-1][1]][0] ^= 1
+        reading.ours._slots[reading.pairs[-1][1]][0] ^= 1
         return checksums
 
-    monkeypatch.setattr(_Reading, "copy", damaged)
+    monkeypatch.setattr(_Moving, "copy", damaged)
     with pytest.raises(AssertionError, match="would read wrong KV"):
         audited("1P1D", [one(40)])
 

@@ -106,7 +106,7 @@ def test_pools_are_counted() -> None:
     assert names("1P1D1M") == ["prefill-0", "decode-0", "mixed-0"]
 
 
-@pytest.mark.parametrize("spec", ["", "P", "2", "1P", "3D", "0M", "1P0D", "1X", "1P-1D", "1P1D "])
+@pytest.mark.parametrize("spec", ["", "P", "2", "1P", "3D", "0M", "1P0D", "1X", "1P-1D", "1P+1D"])
 def test_bad_pools_are_refused_in_one_line(spec: str) -> None:
     with pytest.raises(PoolsError) as caught:
         plan_pools(spec, {}, STEP)

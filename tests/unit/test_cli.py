@@ -55,7 +55,11 @@ def run_command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, s
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("", "twofold: name a command: serve, worker, gateway, size, explain; see twofold --help"),
+        (
+            "",
+            "twofold: name a command: serve, worker, gateway, size, replay, plan, explain; "
+            "see twofold --help",
+        ),
         ("serve --prot 3", "twofold serve: --prot: unknown argument; did you mean --port?"),
         ("serve --port", "twofold serve: --port: expected one argument"),
         (
@@ -95,7 +99,9 @@ def test_a_directory_without_a_model_is_refused(
     assert err.endswith("holds no config.json, so it is not a model\n")
 
 
-@pytest.mark.parametrize("command", ["serve", "worker", "gateway", "size", "explain"])
+@pytest.mark.parametrize(
+    "command", ["serve", "worker", "gateway", "size", "replay", "plan", "explain"]
+)
 def test_help_ends_with_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
     code, out, _ = run_command(capsys, command, "--help")
     assert code == 0

@@ -107,13 +107,13 @@ def test_what_was_never_served_is_shown_at_the_gateway() -> None:
 
 def test_times_keep_their_nanoseconds() -> None:
     late = record(0, 1.0, 2.0, "4M")
-    day = 86_400_000_000_123
+    epoch = 1_700_000_000_000_000_123
     late = msgspec.structs.replace(
-        late, arrival_ns=day, token_times_ns=[t + day for t in late.token_times_ns]
+        late, arrival_ns=epoch, token_times_ns=[t + epoch for t in late.token_times_ns]
     )
     file = io.BytesIO()
     write_chrome_trace(file, [late])
-    assert b'"ts":86400000000.123,' in file.getvalue()
+    assert b'"ts":1700000000000000.123,' in file.getvalue()
 
 
 def test_a_trace_is_written_as_the_records_come(tmp_path: Path) -> None:

@@ -216,11 +216,16 @@ def boxes_of(svg: str, look: str) -> list[ElementTree.Element]:
 
 
 def test_the_length_map_marks_what_is_below_the_goal() -> None:
-    one = run(rate=4.0, capacity=1.2)
+    one = run()
+    shares = (0.95, 0.89, 0.9, None, 0.0)
+    marked = [
+        msgspec.structs.replace(bucket, slo_attainment=share)
+        for bucket, share in zip(one.buckets, shares, strict=True)
+    ]
+    one = msgspec.structs.replace(one, buckets=marked)
     svg = boxes.lengths(one, GOAL)
-    below = [b for b in one.buckets if (b.slo_attainment or 0) < GOAL.attainment]
-    assert len(below) > 0
-    assert len(boxes_of(svg, "below")) == len(below)
+    assert len(boxes_of(svg, "below")) == 2
+    assert len(boxes_of(svg, "none")) == 1
     assert len(boxes_of(svg, "cell")) == len(one.buckets)
 
 
@@ -235,6 +240,14 @@ def test_phases_are_drawn_to_scale_and_waits_are_hatched() -> None:
     for name, phase in rows[0].run.phases_ms.items():
         ratio = (phase.mean or 0) / (rows[0].run.phases_ms["prefill"].mean or 1)
         assert widths[name] / widths["prefill"] == pytest.approx(ratio, abs=0.01)
+    # Each begins where the one before it ends.
+    drawn = [
+        (float(e.get("x", "")), float(e.get("width", "")))
+        for e in root.iter(f"{SVG}rect")
+        if e.get("class", "").startswith("p-") and e.get("height") == "22"
+    ]
+    for (x, width), (after, _) in itertools.pairwise(drawn):
+        assert x + width == pytest.approx(after, abs=0.02)
     hatched = [e for e in root.iter(f"{SVG}rect") if e.get("fill") == "url(#hatch)"]
     assert len(hatched) == 2 * len(bars.WAITS & set(widths))
 

@@ -39,8 +39,8 @@ class Engine:
 
     `on_placed_remote(request, hits, now_ns, out)` is called when a request whose KV comes from a
     peer has got its blocks, of which the first `hits` hold cached content.
-    `on_held(request, now_ns, out)` is called when a request ended whose KV a peer will fetch;
-    the callee takes over its blocks.
+    Of requests whose KV a peer will have, `on_progress` is called when more of it exists,
+    `on_held` when all does (the callee takes over the blocks), and `on_gave_up` when it never will.
     """
 
     def __init__(
@@ -53,7 +53,9 @@ class Engine:
         max_model_len: int,
         max_waiting: int,
         on_placed_remote: Callable[[Request, int, int, Effects], None],
+        on_progress: Callable[[Request, int, Effects], None],
         on_held: Callable[[Request, int, Effects], None],
+        on_gave_up: Callable[[Request, str, Effects], None],
     ) -> None:
         if max_num_batched_tokens < max_num_seqs:
             raise ValueError(
@@ -67,7 +69,7 @@ class Engine:
         self.max_model_len = max_model_len
         self.max_waiting = max_waiting
         self._on_placed_remote = on_placed_remote
-        self._on_held = on_held
+        self._on_progress, self._on_held, self._on_gave_up = on_progress, on_held, on_gave_up
         self.requests: dict[RequestId, Request] = {}
         self.waiting: list[Request] = []
         self.running: list[Request] = []
@@ -298,6 +300,8 @@ class Engine:
                 self._let_go(request)
                 continue
             self.computed_to(request, start + n)
+            if request.hold:
+                self._on_progress(request, now_ns, out)
             if request.n_missing == 0:
                 self._append(request, sampled[request_id], now_ns, out)
 
@@ -341,6 +345,8 @@ class Engine:
     def end(self, request: Request, outcome: Outcome, reason: str, out: Effects) -> None:
         """The one terminal event of a known request; its blocks come back as soon as may be."""
         out.append(request.ended(outcome, reason))
+        if request.hold:
+            self._on_gave_up(request, reason, out)
         self.timers.cancel(("deadline", request.id))
         if request.state is State.WAITING:
             self.waiting.remove(request)

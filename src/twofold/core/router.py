@@ -6,6 +6,7 @@
     HANDOFF     -       -              STREAMING      -         answered  3  cancel decode, release
     ONLY        -       -              STREAMING      -         answered  3  cancel decode
     STREAMING   -       -              -              finished  cut          cancel decode
+    BOTH        -       HANDOFF        STREAMING      -         answered  4  cancel both
 
     1  PREFILLING or ONLY as the split policy says (unless told otherwise: PREFILLING when a
        prefill and a decode worker of equal layout are up, else ONLY when a mixed worker is up),
@@ -13,6 +14,8 @@
     2  The decode worker is chosen now, by its load now: pulling does not need it earlier.
        None left: answered 502, and the prefill worker is told to free the KV.
     3  A worker's own 4xx passes as it is; anything else is 502. In HANDOFF the KV is released.
+    4  Where KV is pushed both legs leave at once: BOTH instead of PREFILLING. When one fails the
+       other is cancelled; a prefill leg that fails once the answer streams is of no consequence.
 
 Every state but (none) holds a deadline. Each message carries the generation of its leg; one that
 does not match is late, and is dropped. Exactly one `Terminal` per request.
@@ -21,11 +24,12 @@ does not match is late, and is dropped. Exactly one `Terminal` per request.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from twofold.core.fleet import RouterWorker
+from twofold.core.handoff import MODES
 from twofold.core.placement import Placement, Placer, Refusal
 from twofold.core.timers import Timers
 from twofold.messages import (
@@ -64,6 +68,10 @@ class Leg(IntEnum):
     HANDOFF = 2
     ONLY = 3
     STREAMING = 4
+    BOTH = 5
+
+
+_STARTING: Final = (Leg.HANDOFF, Leg.ONLY, Leg.BOTH)
 
 
 class Routed(msgspec.Struct, kw_only=True):
@@ -87,6 +95,7 @@ class Routed(msgspec.Struct, kw_only=True):
     block_tokens: int = 0
     sent_ns: int = 0
     started_ns: int = 0
+    prefilling: bool = False
     choices: tuple[Choice, ...] = ()
 
 
@@ -118,6 +127,7 @@ class Router:
         self,
         *,
         max_inflight: int,
+        handoff: str = "pull",
         prefill_policy: str = "least_tokens",
         decode_policy: str = "least_requests",
         split_policy: str = "always",
@@ -147,6 +157,7 @@ class Router:
         self.requests: dict[RequestId, Routed] = {}
         self.counts = RouterCounts()
         self._max_inflight = max_inflight
+        self._at_once = MODES[handoff].at_once
         self._timers = Timers()
 
     @property
@@ -242,9 +253,13 @@ class Router:
             out.append(SendDecode(request.id, request.generation, worker, remote=False))
         else:
             request.prefill = worker
+            request.prefilling = True
             self._fleet.come(request, +1)
             self.counts.remote += 1
             out.append(SendPrefill(request.id, request.generation, worker))
+            if self._at_once:
+                request.state = Leg.BOTH
+                self._send_decode(request, now_ns, out)
 
     # -------------------------------------------------------------------- legs
 
@@ -259,9 +274,14 @@ class Router:
             return
         if isinstance(message, LegFailed) and message.lost:
             self._fleet.gone(request.prefill if message.leg == "prefill" else request.decode)
-        if isinstance(message, PrefillDone) and request.state is Leg.PREFILLING:
-            self._hand_over(request, now_ns, out)
-        elif isinstance(message, DecodeStarted) and request.state in (Leg.HANDOFF, Leg.ONLY):
+        if isinstance(message, PrefillDone) and request.prefilling:
+            self._fleet.was_read(request.prefill, request.uncached, request.sent_ns, now_ns)
+            self._prefill_over(request, now_ns)
+            if request.state is Leg.PREFILLING:
+                self._send_decode(request, now_ns, out)
+            if request.state is Leg.BOTH:
+                request.state = Leg.HANDOFF
+        elif isinstance(message, DecodeStarted) and request.state in _STARTING:
             self._started(request, now_ns)
         elif isinstance(message, LegEnded) and request.state is Leg.STREAMING:
             took_ns = now_ns - request.started_ns
@@ -270,10 +290,10 @@ class Router:
         elif isinstance(message, LegFailed):
             self._failed(request, message, now_ns, out)
 
-    def _hand_over(self, request: Routed, now_ns: int, out: Effects) -> None:
-        self._fleet.was_read(request.prefill, request.uncached, request.sent_ns, now_ns)
-        self._prefill_over(request, now_ns)
-        request.state = Leg.HANDOFF
+    def _send_decode(self, request: Routed, now_ns: int, out: Effects) -> None:
+        if request.state is Leg.PREFILLING:
+            request.state = Leg.HANDOFF
+            request.sent_ns = now_ns
         chosen = self._placer.place_answer(request, request.prefill)
         if not chosen.worker:
             reason = self.pair_fault() or chosen.reason
@@ -283,7 +303,6 @@ class Router:
             return
         request.decode = chosen.worker
         request.choices += (chosen,)
-        request.sent_ns = now_ns
         self._fleet.leg(request.decode, request, +1)
         self._fleet.answer(request.decode, request, +1)
         out.append(SendDecode(request.id, request.generation, request.decode, remote=True))
@@ -299,9 +318,18 @@ class Router:
         request.started_ns = now_ns
 
     def _failed(self, request: Routed, message: LegFailed, now_ns: int, out: Effects) -> None:
-        prefilling = request.state is Leg.PREFILLING
-        if prefilling != (message.leg == "prefill"):
-            return  # a leg that is over cannot fail any more
+        of_prefill = message.leg == "prefill"
+        under_way = request.prefilling if of_prefill else request.state is not Leg.PREFILLING
+        if not under_way:
+            return  # a leg that is over, or has not begun, cannot fail
+        if of_prefill and request.state is Leg.STREAMING:
+            self._prefill_over(request, now_ns)  # decode has all that it needs
+            return
+        if request.state is Leg.BOTH:
+            cancel = CancelLeg(request.id, request.generation, "decode", request.decode)
+            if not of_prefill:
+                cancel = CancelLeg(request.id, request.generation, "prefill", request.prefill)
+            out.append(cancel)
         if request.state is Leg.STREAMING:
             out.append(Cut(request.id, message.reason))
             self._end(request, "failed", message.reason, now_ns, out)
@@ -326,8 +354,9 @@ class Router:
         self._end(request, "failed", reason, now_ns, out)
 
     def _cancel_legs(self, request: Routed, out: Effects) -> None:
-        if request.state is Leg.PREFILLING:
+        if request.state in (Leg.PREFILLING, Leg.BOTH):
             out.append(CancelLeg(request.id, request.generation, "prefill", request.prefill))
+        if request.state is Leg.PREFILLING:
             return
         out.append(CancelLeg(request.id, request.generation, "decode", request.decode))
         if request.state is Leg.HANDOFF:
@@ -340,9 +369,9 @@ class Router:
     ) -> None:
         del self.requests[request.id]
         self._timers.cancel(("deadline", request.id))
-        if request.state is Leg.PREFILLING:
+        if request.prefilling:
             self._prefill_over(request, now_ns)
-        elif request.decode:
+        if request.decode:
             self._fleet.leg(request.decode, request, -1)
             self._fleet.answer(request.decode, request, -1)
             if request.state is Leg.ONLY:
@@ -350,6 +379,7 @@ class Router:
         self._count_end(request.id, outcome, reason, out)
 
     def _prefill_over(self, request: Routed, now_ns: int) -> None:
+        request.prefilling = False
         self._fleet.leg(request.prefill, request, -1)
         self._fleet.prompt(request.prefill, request, -1, now_ns)
         self._fleet.come(request, -1)

@@ -13,7 +13,9 @@ from twofold.core.timers import Timers
 from twofold.messages import (
     Abort,
     Digested,
+    Fenced,
     FromPeer,
+    LayersDone,
     PeerLost,
     ReadDone,
     Release,
@@ -23,6 +25,7 @@ from twofold.messages import (
     WakeAt,
     WorkerEffect,
     WorkerMessage,
+    WriteDone,
 )
 from twofold.types import NS_PER_MS, NS_PER_S, KVLayout
 
@@ -52,8 +55,12 @@ class WorkerCore:
         claim_timeout_ns: int = 5 * NS_PER_S,
         verify_timeout_ns: int = 5 * NS_PER_S,
         repeat_ns: int = 250 * NS_PER_MS,
+        min_layerwise_tokens: int = 512,
     ) -> None:
         mode = MODES[handoff]
+        by_layer: dict[str, int] = (
+            {"min_layerwise_tokens": min_layerwise_tokens} if mode.by_layer else {}
+        )
         self.timers = Timers()
         self.pool = BlockPool(n_blocks, layout.block_size, caching=prefix_caching)
         self.source = mode.source(
@@ -63,6 +70,7 @@ class WorkerCore:
             segment=segment,
             lease_ns=lease_ns,
             lost_grace_ns=lost_grace_ns,
+            **by_layer,
         )
         self.engine = Engine(
             pool=self.pool,
@@ -72,11 +80,14 @@ class WorkerCore:
             max_model_len=max_model_len,
             max_waiting=max_waiting,
             on_placed_remote=self._placed_remote,
+            on_progress=self.source.progress,
             on_held=self.source.keep,
+            on_gave_up=self.source.gave_up,
         )
         self.reader = mode.reader(
             engine=self.engine,
             layout=layout,
+            segment=segment,
             heartbeat_ns=heartbeat_ns,
             claim_timeout_ns=claim_timeout_ns,
             verify_timeout_ns=verify_timeout_ns,
@@ -107,6 +118,14 @@ class WorkerCore:
             self.reader.read_done(message, now_ns, out)
         elif isinstance(message, Digested):
             out += self.source.digested(message.request_id, message.checksums, now_ns)
+            self.reader.digested(message, now_ns, out)
+        elif isinstance(message, WriteDone):
+            self.source.write_done(message, now_ns, out)
+        elif isinstance(message, LayersDone):
+            if self.engine.step is not None and self.engine.step.step == message.step:
+                self.source.layers_done(message, self.engine.step, out)
+        elif isinstance(message, Fenced):
+            self.reader.fenced(message)
         elif isinstance(message, Wake):
             self._wake(now_ns, out)
         elif isinstance(message, PeerLost):
@@ -129,18 +148,24 @@ class WorkerCore:
             source=message.source,
             generation=message.generation,
             now_ns=now_ns,
+            transfer=message.transfer,
         )
         assert message.request_id not in self.engine.requests, "a driver reused a request id"
         reason = self.engine.refusal(request)
         if reason is not None:
             out.append(request.ended("refused", reason))
             self.reader.decline(request, out)
+            if request.hold:
+                self.source.expect(request, now_ns, out)
+                self.source.gave_up(request, reason, out)
             return
         if message.source is not None:
             self.reader.claim(request, now_ns, out)
         else:
             self.engine.add(request)
             self.engine.enqueue(request)
+            if request.hold:
+                self.source.expect(request, now_ns, out)
         if message.time_left_ns and message.request_id in self.engine.requests:
             self.timers.set(("deadline", request.id), now_ns + message.time_left_ns)
 
@@ -156,12 +181,12 @@ class WorkerCore:
         if request is not None and request.hold and request.generation == message.generation:
             self._abort(Abort(message.request_id, "cancelled", "released"), out)
         else:
-            self.source.release(message)
+            out += self.source.release(message)
 
     def _wake(self, now_ns: int, out: Effects) -> None:
         for kind, request_id in self.timers.due(now_ns):
             if kind == "lease":
-                self.source.lease_over(request_id)
+                out += self.source.lease_over(request_id)
             elif kind == "deadline":
                 self._abort(Abort(request_id, "failed", "deadline"), out)
             else:

@@ -57,13 +57,17 @@ _LETTERS: Final = {
 
 
 class _Column(NamedTuple):
-    """A column: its head, its figure, its text and whether more or less of it is better."""
+    """A column: its head, its figure and its text.
 
+    `better` is 1 when more is better, -1 when less is, 0 when neither. Where a table gets too
+    wide, the columns of the highest `spare` are left out; no two have the same.
+    """
+
+    spare: int
     head: str
     value: Callable[[Run], float | None]
     show: Callable[[Run, float | None], str]
     better: int = 0
-    """1 when more is better, -1 when less is, 0 when neither."""
 
 
 def show_replay(console: Console, replay: Replay) -> None:
@@ -117,13 +121,13 @@ def _say(console: Console, *lines: str) -> None:
         console.print(line, highlight=False, markup=False)
 
 
-def _table(*heads: str) -> Table:
+def _table(*heads: str, gap: int = 2) -> Table:
     """Figures to the right; no lines, so that it reads in a file too."""
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, gap, 0, 0))
     for head in heads:
-        left = head in ("", "set-up", "holds", "rule", "goal")
+        left = head in ("", "set-up", "holds", "rule")
         fold = head in ("set-up", "because")
         table.add_column(
             head,
@@ -143,17 +147,17 @@ def _runs(console: Console, setups: Sequence[Setup], goal: Goal | None) -> None:
         return
     rates = sorted({row.run.rate_scale for row in rows})
     columns = _columns([row.run for row in rows], goal, many_rates=len(rates) > 1)
-    table = _table("set-up", *(column.head for column in columns))
+    # A place for the star after every figure and head, so that they line up.
+    table = _table("set-up", *(f"{column.head} " for column in columns), gap=1)
     marked = False
     for rate in rates:
         group = [row for row in rows if row.run.rate_scale == rate]
         best = _best(group, columns)
         for i, row in enumerate(group):
             cells = [_cell(row.run, column) for column in columns]
-            if len(group) > 1:
-                stars = [i in best[column.head] for column in columns]
-                cells = [f"{c}*" if star else f"{c} " for c, star in zip(cells, stars, strict=True)]
-                marked = marked or any(stars)
+            stars = [len(group) > 1 and i in best[column.head] for column in columns]
+            cells = [f"{c}*" if star else f"{c} " for c, star in zip(cells, stars, strict=True)]
+            marked = marked or any(stars)
             table.add_row(row.setup.short, *cells, end_section=i == len(group) - 1)
         if rate != rates[-1] and len(group) > 1:
             table.add_row()
@@ -188,46 +192,47 @@ def _cell(run: Run, column: _Column) -> str:
 
 
 def _columns(runs: Sequence[Run], goal: Goal | None, *, many_rates: bool) -> list[_Column]:
-    """What tells these runs apart; the last ones go first when the table gets too wide."""
-    plain, share = _plain, _percent
+    """What tells these runs apart."""
+    plain = _plain
     found: list[_Column] = []
     if many_rates:
-        found.append(_Column("rate", lambda run: run.rate_scale, lambda run, v: scale(v or 0)))
-    found.append(_Column("req/s", lambda run: run.offered_rps, plain))
-    found.append(_Column("attain", lambda run: run.slo_attainment, share, 1))
+        found.append(_Column(0, "rate", lambda run: run.rate_scale, lambda run, v: scale(v or 0)))
+    found.append(_Column(7 * many_rates, "req/s", lambda run: run.offered_rps, plain))
+    found.append(_Column(1, "attain", lambda run: run.slo_attainment, _percent, 1))
     if goal is not None:
-        found.append(_Column("goal", lambda run: None, lambda run, v: _met(run, goal)))
+        found.append(_Column(6, "goal", lambda run: None, lambda run, v: _met(run, goal)))
     if per_gpu(runs):
-        found.append(_Column("good/GPU", _goodput_per_gpu, plain, 1))
+        found.append(_Column(2, "good/GPU", _goodput_per_gpu, plain, 1))
     else:
-        found.append(_Column("good/s", lambda run: run.goodput_rps, plain, 1))
+        found.append(_Column(2, "good/s", lambda run: run.goodput_rps, plain, 1))
     if any(run.lost for run in runs):
-        found.append(_Column("lost", lambda run: run.lost, plain, -1))
+        found.append(_Column(3, "lost", lambda run: run.lost, plain, -1))
     found += [
-        _Column("TTFT p50", lambda run: run.ttft_ms.p50, _time, -1),
-        _Column("p99", lambda run: run.ttft_ms.p99, _time, -1),
-        _Column("TPOT p50", lambda run: run.tpot_ms.p50, _time, -1),
-        _Column("p99 ", lambda run: run.tpot_ms.p99, _time, -1),
+        _Column(8, "TTFT p50", lambda run: run.ttft_ms.p50, _time, -1),
+        _Column(4, "TTFT p99", lambda run: run.ttft_ms.p99, _time, -1),
+        _Column(9, "TPOT p50", lambda run: run.tpot_ms.p50, _time, -1),
+        _Column(5, "TPOT p99", lambda run: run.tpot_ms.p99, _time, -1),
     ]
     if any(run.slots_peak is not None for run in runs):
-        found.append(_Column("slots", lambda run: run.slots_peak, plain))
-    if any(run.cost_per_hour is not None for run in runs) and not many_rates:
-        found.append(_Column("cost/h", lambda run: run.cost_per_hour, plain, -1))
-    found.append(_Column("tok/s", lambda run: run.output_tokens_per_s, plain, 1))
+        found.append(_Column(10, "slots", lambda run: run.slots_peak, plain))
+    if any(run.cost_per_hour is not None for run in runs):
+        found.append(_Column(11, "cost/h", lambda run: run.cost_per_hour, plain))
+    found.append(_Column(12, "tok/s", lambda run: run.output_tokens_per_s, plain, 1))
     return _fitting(found, runs)
 
 
 def _fitting(columns: Sequence[_Column], runs: Sequence[Run]) -> list[_Column]:
-    """As many of the first columns as fit beside the set-up's name; a star and a gap each."""
+    """The columns that fit beside the set-up's name; those of the highest `spare` go first."""
     names = max(len(setup.short) for setup in setups_of(runs))
-    room = WIDTH - max(names, len("set-up")) - 2
-    kept: list[_Column] = []
-    for column in columns:
-        width = max(len(column.head), *(len(_cell(run, column)) + 1 for run in runs)) + 2
-        if width > room:
-            break
-        room -= width
-        kept.append(column)
+    room = WIDTH - max(names, len("set-up")) - 1
+    kept = list(columns)
+    # Each has a place for a star and a gap.
+    widths = {
+        column.spare: max(len(column.head), *(len(_cell(run, column)) for run in runs)) + 2
+        for column in columns
+    }
+    while sum(widths[column.spare] for column in kept) > room:
+        kept.remove(max(kept, key=lambda column: column.spare))
     return kept
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from twofold.metrics.record import RequestRecord
 from twofold.sim.events import Events, Kind
@@ -20,11 +21,12 @@ from twofold.types import NS_PER_S, NS_PER_US, RequestId
 class Cluster:
     """A deployment to run once. Latencies are one way, all times in ns.
 
-    `time_left_ns` is every request's deadline, 0 for none. `gone_after_ns(request_id)` says when
-    its client closes the connection, counted from its arrival, 0 for never. `observers` see
-    every message. Without observers, faults and contents, steps that are alike are crossed at
-    once unless `singly`; the records are the same. Nothing here depends on the wall clock, on
-    chance or on hash order.
+    `router` are further settings of the router, `layer_groups` how often a device says how far
+    it is within a step (for layer-wise handoff). `time_left_ns` is every request's deadline, 0
+    for none. `gone_after_ns(request_id)` says when its client closes the connection, counted
+    from its arrival, 0 for never. `observers` see every message. Without observers, faults and
+    contents, steps that are alike are crossed at once unless `singly`; the records are the same.
+    Nothing here depends on the wall clock, on chance or on hash order.
     """
 
     def __init__(
@@ -37,6 +39,8 @@ class Cluster:
         link_bytes_per_s: int = 10_000_000_000,
         digest_ns: int = 0,
         max_inflight: int = 1_000_000,
+        router: Mapping[str, Any] | None = None,
+        layer_groups: int = 4,
         time_left_ns: int = 0,
         probe_ns: int = NS_PER_S,
         gone_after_ns: Callable[[RequestId], int] | None = None,
@@ -47,6 +51,9 @@ class Cluster:
         singly: bool = False,
     ) -> None:
         self.events = Events()
+        self._notice_ns, self._gone_after_ns = leg_latency_ns, gone_after_ns
+        self._crashes = crashes
+        self._records: dict[RequestId, RequestRecord] = {}
         watched = bool(observers) or track_contents or faults is not None  # sees every token
         network = Network(
             self.events,
@@ -56,25 +63,15 @@ class Cluster:
             bytes_per_s=link_bytes_per_s,
             faults=faults,
         )
+        rest = (digest_ns, self.events, network, observers, track_contents)
+        fast = not watched and not singly
         self.workers = {
-            plan.name: SimWorker(
-                plan.name,
-                number,
-                plan.role,
-                settings=plan.settings,
-                step=plan.step,
-                digest_ns=digest_ns,
-                events=self.events,
-                network=network,
-                observers=observers,
-                track_contents=track_contents,
-                fast=not watched and not singly,
-            )
+            plan.name: _worker(plan, number, *rest, fast=fast, layer_groups=layer_groups)
             for number, plan in enumerate(workers, start=1)
         }
         self.gateway = SimGateway(
             self.workers,
-            max_inflight=max_inflight,
+            router={"max_inflight": max_inflight, **_handoff_of(workers), **(router or {})},
             time_left_ns=time_left_ns,
             probe_ns=probe_ns,
             events=self.events,
@@ -82,10 +79,7 @@ class Cluster:
             observers=observers,
             on_record=self._keep,
         )
-        self._notice_ns, self._gone_after_ns = leg_latency_ns, gone_after_ns
         self._prompts: PromptSource = Prompts() if watched else _prompts_for(workers)
-        self._records: dict[RequestId, RequestRecord] = {}
-        self._crashes = crashes
 
     def run(
         self, requests: Iterable[TraceRequest], most_events: int | None = None
@@ -145,3 +139,38 @@ def _prompts_for(workers: Sequence[WorkerPlan]) -> PromptSource:
     """Prompts of block names where all workers have blocks of one size, else of token ids."""
     sizes = {plan.settings["layout"].block_size for plan in workers}
     return AbridgedPrompts(sizes.pop()) if len(sizes) == 1 else Prompts()
+
+
+def _handoff_of(workers: Sequence[WorkerPlan]) -> dict[str, str]:
+    """The mode of a deployment, which is that of all its workers."""
+    modes = {plan.settings.get("handoff", "pull"): None for plan in workers}
+    assert len(modes) == 1, f"workers of one deployment hand over alike, not by {list(modes)}"
+    return {"handoff": next(iter(modes), "pull")}
+
+
+def _worker(
+    plan: WorkerPlan,
+    number: int,
+    digest_ns: int,
+    events: Events,
+    network: Network,
+    observers: Sequence[Observer],
+    track_contents: bool,
+    *,
+    fast: bool,
+    layer_groups: int,
+) -> SimWorker:
+    return SimWorker(
+        plan.name,
+        number,
+        plan.role,
+        settings=plan.settings,
+        step=plan.step,
+        digest_ns=digest_ns,
+        events=events,
+        network=network,
+        observers=observers,
+        track_contents=track_contents,
+        fast=fast,
+        layer_groups=layer_groups,
+    )

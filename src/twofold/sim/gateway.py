@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from twofold.core.handoff import MODES
 from twofold.core.router import Router
 from twofold.messages import (
     Arrive,
@@ -32,7 +33,7 @@ from twofold.sim.network import Network
 from twofold.sim.observer import Observer
 from twofold.sim.worker import SimWorker
 from twofold.trace import TraceRequest
-from twofold.types import RequestId
+from twofold.types import KVHandle, RequestId
 
 
 class _Flight:
@@ -56,7 +57,7 @@ class SimGateway:
         self,
         workers: Mapping[str, SimWorker],
         *,
-        max_inflight: int,
+        router: Mapping[str, Any],
         time_left_ns: int,
         probe_ns: int,
         events: Events,
@@ -73,11 +74,11 @@ class SimGateway:
         self._on_record = on_record
         self._flights: dict[RequestId, _Flight] = {}
         self._wakes = 0
-        settings: dict[str, Any] = {"max_inflight": max_inflight}
-        self.router = Router(**settings)
+        self.router = Router(**router)
+        self._at_once = MODES[router.get("handoff", "pull")].at_once
         network.deliver = self._deliver
         for observer in observers:
-            observer.born("router", self.router, settings)
+            observer.born("router", self.router, router)
 
     # ------------------------------------------------------------------ workers
 
@@ -86,7 +87,12 @@ class SimGateway:
         worker = self._workers[name]
         if worker.core is not None:
             seen = WorkerSeen(
-                worker=name, role=worker.role, engine_id=worker.engine_id, layout=worker.layout
+                worker=name,
+                role=worker.role,
+                engine_id=worker.engine_id,
+                layout=worker.layout,
+                kv_blocks=worker.core.pool.n_blocks,
+                max_num_seqs=worker.core.engine.max_num_seqs,
             )
             self._feed(seen)
 
@@ -105,6 +111,9 @@ class SimGateway:
                 request_id=request_id,
                 weight=request.input_tokens,
                 time_left_ns=self._time_left_ns,
+                max_tokens=request.output_tokens,
+                block_keys=request.hash_ids or (),
+                block_tokens=request.block_tokens,
             )
         )
 
@@ -183,11 +192,27 @@ class SimGateway:
             flight.decode = leg
         if leg.remote:
             assert flight.prefill is not None, "a decode leg without a prefill leg"
-            leg.handle = flight.prefill.handle
-            flight.prompt = prompt = ()
+            if self._at_once:
+                leg.handle = self._handle(flight)
+            else:
+                leg.handle, prompt = flight.prefill.handle, ()
+            flight.prompt = ()
         worker = self._workers[leg.worker]
         most = flight.request.output_tokens
         self._network.down(leg, effect, worker.submit, leg, prompt, most, flight.deadline_ns)
+
+    def _handle(self, flight: _Flight) -> KVHandle:
+        """Where the KV will come from that a prefill leg just sent is to make."""
+        prefill = flight.prefill
+        assert prefill is not None
+        return KVHandle(
+            engine_id=self._workers[prefill.worker].engine_id or "nobody",
+            host=prefill.worker,
+            port=0,
+            request_id=prefill.transfer,
+            generation=prefill.generation,
+            n_tokens=len(flight.prompt),
+        )
 
     def _cancel(self, effect: CancelLeg | ReleaseHeld) -> None:
         flight = self._flights[effect.request_id]

@@ -68,11 +68,18 @@ class Leg:
         self.ended: Ended | None = None
         self.token_times = TokenTimes()  # when they reach the gateway
 
+    @property
+    def transfer(self) -> int:
+        """Name of the KV that this prefill leg makes, where it is pushed: never used again."""
+        return (self.request_id + 1) * 1024 + self.generation
+
     def phases_ns(self) -> dict[str, int]:
         """What the worker says of its time, by the ledger's names."""
         said = self.phases
         if self.kind == "decode" and self.remote:
             return {
+                "prefill_queue": said.peer_queue_ns,
+                "prefill": said.peer_compute_ns,
                 "handoff_wait": said.handoff_wait_ns,
                 "transfer": said.transfer_ns,
                 "decode_queue": said.queue_ns,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from twofold.messages import (
     CancelRead,
+    CancelWrite,
+    Fence,
+    Fenced,
     FromPeer,
     LegFailed,
     PeerLost,
@@ -15,13 +18,15 @@ from twofold.messages import (
     RouterMessage,
     ToPeer,
     WorkerMessage,
+    Write,
+    WriteDone,
 )
 from twofold.sim.contents import Contents
 from twofold.sim.events import Events, Kind
 from twofold.sim.faults import AS_SENT, Fate, Faults
 from twofold.sim.leg import Leg
 from twofold.sim.link import Lane
-from twofold.types import RequestId
+from twofold.types import BlockId, RequestId
 
 
 class Node(Protocol):
@@ -44,37 +49,56 @@ class Node(Protocol):
         """The gateway's end of `leg` has gone."""
 
 
-class _Reading:
-    """A read under way; on a lane as transfer `number` once it is set up."""
+class _Moving:
+    """Blocks on their way, by a read or a write; on a lane as transfer `number` once set up.
+
+    `answer(ok, reason, checksums)` is what the asking worker is told at the end.
+    """
 
     __slots__ = (
-        "effect",
+        "answer",
+        "asker",
+        "key",
         "lane",
         "n_bytes",
         "number",
         "ours",
         "over",
-        "reader",
+        "pairs",
         "source",
+        "target",
         "theirs",
     )
 
-    def __init__(self, reader: Node, source: Node, effect: Read) -> None:
-        self.reader = reader
+    def __init__(
+        self,
+        key: tuple[str, RequestId, int],
+        asker: Node,
+        source: Node,
+        target: Node,
+        pairs: Sequence[tuple[BlockId, BlockId]],
+        n_bytes: int,
+        answer: Callable[[bool, str, tuple[int, ...]], WorkerMessage],
+    ) -> None:
+        self.key = key
+        self.asker = asker
         self.source = source
-        self.effect = effect
-        self.n_bytes = len(effect.pairs) * reader.block_bytes
+        self.target = target
+        self.pairs = pairs
+        self.n_bytes = n_bytes
+        self.answer = answer
         self.lane: Lane | None = None
         self.number = 0
         self.over = False
-        self.ours = reader.contents
-        self.theirs = source.contents  # of this life of the source, should it get another
+        # Of these lives of source and target, should they get others.
+        self.ours = target.contents
+        self.theirs = source.contents
 
     def copy(self) -> tuple[int, ...]:
         """Write the blocks as they are at the source now; returns their checksums."""
         if self.ours is None or self.theirs is None:
-            return (0,) * len(self.effect.pairs)
-        return self.ours.copy(self.theirs, self.effect.pairs)
+            return (0,) * len(self.pairs)
+        return self.ours.copy(self.theirs, self.pairs)
 
 
 class Network:
@@ -103,7 +127,7 @@ class Network:
         self._n_fates = 0
         self._nodes: dict[str, Node] = {}
         self._lanes: dict[tuple[str, str], Lane] = {}
-        self._reads: dict[tuple[str, RequestId], _Reading] = {}
+        self._moving: dict[tuple[str, RequestId, int], _Moving] = {}
         self.deliver: Callable[[Leg, RouterMessage], None] = lambda leg, message: None
 
     def fate(self, message: object) -> Fate:
@@ -120,13 +144,13 @@ class Network:
         self._nodes[node.engine_id] = node
 
     def leave(self, node: Node) -> None:
-        """`node` was killed: its reads stop, those from it break, its peers notice."""
+        """`node` was killed: what it moves stops, what others move breaks, its peers notice."""
         del self._nodes[node.engine_id]
-        for reading in list(self._reads.values()):
-            if reading.reader is node:
-                self._stop(reading)
-            elif reading.source is node:
-                self._break(reading, self._peer_latency_ns, "connection lost")
+        for moving in list(self._moving.values()):
+            if moving.asker is node:
+                self._stop(moving)
+            elif node in (moving.source, moving.target):
+                self._break(moving, self._peer_latency_ns, "connection lost")
         for engine_id in node.peers:
             peer = self._nodes.get(engine_id)
             if peer is not None:
@@ -208,73 +232,104 @@ class Network:
             )
 
     def read(self, reader: Node, effect: Read) -> None:
-        """Begin to copy blocks."""
+        """Begin to copy blocks from a peer."""
+        n_bytes = len(effect.pairs) * reader.block_bytes
+
+        def answer(ok: bool, reason: str, checksums: tuple[int, ...]) -> WorkerMessage:
+            return ReadDone(effect.request_id, ok, reason, n_bytes if ok else 0, checksums)
+
         source = self._nodes.get(effect.peer)
         if source is None:
-            answer = ReadDone(effect.request_id, False, "connection refused")
-            self._events.after(
-                2 * self._peer_latency_ns,
-                Kind.RESULT,
-                reader.number,
-                reader.feed,
-                reader.engine_id,
-                answer,
-            )
+            self._nobody(reader, answer(False, "connection refused", ()))
             return
-        reading = _Reading(reader, source, effect)
-        self._reads[reader.engine_id, effect.request_id] = reading
-        fate = self.fate(effect)
-        if not fate:
-            reason = "connection reset"
-            self._events.after(
-                self._read_latency_ns, Kind.RESULT, reader.number, self._break, reading, 0, reason
-            )
+        key = (reader.engine_id, effect.request_id, 0)
+        self._move(_Moving(key, reader, source, reader, effect.pairs, n_bytes, answer), effect)
+
+    def write(self, writer: Node, effect: Write, n_layers: int) -> None:
+        """Begin to copy blocks, or some layers of them, to a peer."""
+        first, end = effect.layers
+        n_bytes = len(effect.pairs) * writer.block_bytes * (end - first) // n_layers
+
+        def answer(ok: bool, reason: str, checksums: tuple[int, ...]) -> WorkerMessage:
+            return WriteDone(effect.request_id, effect.number, ok, reason, n_bytes if ok else 0)
+
+        target = self._nodes.get(effect.peer)
+        if target is None:
+            self._nobody(writer, answer(False, "connection refused", ()))
             return
+        key = (writer.engine_id, effect.request_id, effect.number)
+        self._move(_Moving(key, writer, writer, target, effect.pairs, n_bytes, answer), effect)
+
+    def _nobody(self, asker: Node, answer: WorkerMessage) -> None:
         self._events.after(
-            self._read_latency_ns + fate[0], Kind.RESULT, reader.number, self._flow, reading
+            2 * self._peer_latency_ns,
+            Kind.RESULT,
+            asker.number,
+            asker.feed,
+            asker.engine_id,
+            answer,
         )
 
-    def cancel_read(self, reader: Node, effect: CancelRead) -> None:
-        """Stop copying; the reader is answered all the same, unless it was already."""
-        reading = self._reads.get((reader.engine_id, effect.request_id))
-        if reading is not None:
-            for delay_ns in self.fate(effect)[:1]:
-                self._break(reading, self._read_latency_ns + delay_ns, "cancelled")
-
-    def _flow(self, reading: _Reading) -> None:
-        if reading.over:
+    def _move(self, moving: _Moving, effect: Read | Write) -> None:
+        self._moving[moving.key] = moving
+        fate = self.fate(effect)
+        after, number = self._events.after, moving.asker.number
+        if not fate:
+            reason = "connection reset"
+            after(self._read_latency_ns, Kind.RESULT, number, self._break, moving, 0, reason)
             return
-        pair = (reading.source.name, reading.reader.name)
+        after(self._read_latency_ns + fate[0], Kind.RESULT, number, self._flow, moving)
+
+    def cancel(self, asker: Node, effect: CancelRead | CancelWrite) -> None:
+        """Stop copying; the asker is answered all the same, unless it was already."""
+        found = [
+            moving
+            for (engine_id, request_id, _), moving in self._moving.items()
+            if engine_id == asker.engine_id and request_id == effect.request_id
+        ]
+        for moving in found:
+            for delay_ns in self.fate(effect)[:1]:
+                self._break(moving, self._read_latency_ns + delay_ns, "cancelled")
+
+    def fence(self, target: Node, effect: Fence) -> None:
+        """Answer once nothing of a lost peer's can land: its writes have broken off by then."""
+        answer = Fenced(effect.request_id)
+        self._nobody(target, answer)
+
+    def _flow(self, moving: _Moving) -> None:
+        if moving.over:
+            return
+        pair = (moving.source.name, moving.target.name)
         lane = self._lanes.get(pair)
         if lane is None:
-            lane = self._lanes[pair] = Lane(self._events, self._bytes_per_s, reading.reader.number)
-        reading.lane = lane
-        reading.number = lane.start(reading.n_bytes, lambda: self._copied(reading))
+            # Reads and writes of one pair share a lane, so its events are the reader's.
+            lane = Lane(self._events, self._bytes_per_s, moving.target.number)
+            self._lanes[pair] = lane
+        moving.lane = lane
+        moving.number = lane.start(moving.n_bytes, lambda: self._copied(moving))
 
-    def _copied(self, reading: _Reading) -> None:
-        if reading.over:  # broken off by another that ended in the same moment
+    def _copied(self, moving: _Moving) -> None:
+        if moving.over:  # broken off by another that ended in the same moment
             return
-        reading.lane = None
-        self._stop(reading)
-        answer = ReadDone(reading.effect.request_id, True, "", reading.n_bytes, reading.copy())
-        reading.reader.feed(reading.reader.engine_id, answer)
+        moving.lane = None
+        self._stop(moving)
+        answer = moving.answer(True, "", moving.copy())
+        moving.asker.feed(moving.asker.engine_id, answer)
 
-    def _stop(self, reading: _Reading) -> None:
-        reading.over = True
-        del self._reads[reading.reader.engine_id, reading.effect.request_id]
-        if reading.lane is not None:
-            reading.lane.stop(reading.number)
-            reading.lane = None
+    def _stop(self, moving: _Moving) -> None:
+        moving.over = True
+        del self._moving[moving.key]
+        if moving.lane is not None:
+            moving.lane.stop(moving.number)
+            moving.lane = None
 
-    def _break(self, reading: _Reading, after_ns: int, reason: str) -> None:
-        if not reading.over:
-            self._stop(reading)
-            self._events.after(
-                after_ns, Kind.RESULT, reading.reader.number, self._landed, reading, reason
-            )
+    def _break(self, moving: _Moving, after_ns: int, reason: str) -> None:
+        if not moving.over:
+            self._stop(moving)
+            number, answer = moving.asker.number, self._landed
+            self._events.after(after_ns, Kind.RESULT, number, answer, moving, reason)
 
-    def _landed(self, reading: _Reading, reason: str) -> None:
-        """A read that broke off has still written: blocks given away before now are ruined."""
-        reading.copy()
-        answer = ReadDone(reading.effect.request_id, False, reason)
-        reading.reader.feed(reading.reader.engine_id, answer)
+    def _landed(self, moving: _Moving, reason: str) -> None:
+        """What broke off has still written: blocks given away before now are ruined."""
+        moving.copy()
+        moving.asker.feed(moving.asker.engine_id, moving.answer(False, reason, ()))

@@ -5,25 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from twofold.core.handoff import MODES
 from twofold.core.stretch import advance, steps_ahead
 from twofold.core.worker import WorkerCore
 from twofold.cost.step import PrefillPart, StepTime
 from twofold.messages import (
     Abort,
     CancelRead,
-    Closed,
+    CancelWrite,
     DecodeStarted,
     Digest,
     Digested,
-    Done,
     Ended,
-    FromPeer,
-    Grant,
+    Fence,
+    LayersDone,
     LegEnded,
     LegFailed,
     PrefillDone,
     Read,
-    ReadDone,
     Release,
     RunStep,
     StepDone,
@@ -35,12 +34,14 @@ from twofold.messages import (
     WakeAt,
     WorkerEffect,
     WorkerMessage,
+    Write,
 )
 from twofold.sim.contents import Contents
 from twofold.sim.events import Events, Kind
 from twofold.sim.leg import Leg
 from twofold.sim.network import Network
 from twofold.sim.observer import Observer
+from twofold.sim.run import FOREVER_NS, Run, looks_at_the_batch
 from twofold.sim.times import Stretch
 from twofold.types import KVHandle, KVLayout, RequestId
 
@@ -55,40 +56,6 @@ def sampled_token(request_id: RequestId, index: int) -> int:
     """The `index`-th token of a request's answer: the same on whichever worker, in any batch."""
     x = (request_id + 1) * 0x9E3779B97F4A7C15 + (index + 1) * 0xBF58476D1CE4E5B9
     return ((x ^ (x >> 29)) * 0x94D049BB133111EB >> 33) & 0x3FFFFFFF
-
-
-_FOREVER_NS = 1 << 62
-
-
-class _Run:
-    """Decode steps under way that are all alike: the first of them began at `start_ns`.
-
-    `most` is how many the engine foresees, `k` how many of them the event in the heap is for.
-    """
-
-    __slots__ = ("batch", "context", "k", "most", "start_ns", "version")
-
-    def __init__(self, start_ns: int, batch: int, context: int) -> None:
-        self.start_ns = start_ns
-        self.batch = batch
-        self.context = context
-        self.most = 0
-        self.k = 0
-        self.version = 0
-
-
-def _looks_at_the_batch(message: WorkerMessage) -> bool:
-    """Whether handling `message` may depend on, or change, what runs or which blocks are free.
-
-    A request that waits for a peer's KV, a read that went well, checksums: these touch neither.
-    """
-    if isinstance(message, Submit):
-        return message.source is None
-    if isinstance(message, ReadDone):
-        return not message.ok
-    if isinstance(message, FromPeer):
-        return isinstance(message.message, Grant | Closed | Done)
-    return not isinstance(message, Digested)
 
 
 class SimWorker:
@@ -112,6 +79,7 @@ class SimWorker:
         observers: Sequence[Observer],
         track_contents: bool,
         fast: bool,
+        layer_groups: int,
     ) -> None:
         self.name = name
         self.number = number
@@ -128,8 +96,10 @@ class SimWorker:
         self._network = network
         self._observers = observers
         self._track_contents = track_contents
+        self._mode = MODES[settings.get("handoff", "pull")]
+        self._layer_groups = layer_groups
         self._fast = fast
-        self._run: _Run | None = None
+        self._run: Run | None = None
         self._lives = 0
         self._legs: dict[RequestId, Leg] = {}
         self._next_id = 0
@@ -188,6 +158,7 @@ class SimWorker:
             hold=hold,
             source=leg.handle if leg.remote else None,
             generation=leg.generation,
+            transfer=leg.transfer if hold and self._mode.at_once else 0,
             time_left_ns=max(1, deadline_ns - self._events.now_ns) if deadline_ns else 0,
         )
         self.feed(self.engine_id, submit)
@@ -212,7 +183,7 @@ class SimWorker:
         core = self.core
         if core is None or engine_id != self.engine_id:
             return
-        running = self._run if _looks_at_the_batch(message) else None
+        running = self._run if looks_at_the_batch(message) else None
         if running is not None:
             self._catch_up(self._events.now_ns)
         effects = core.handle(message, self._events.now_ns)
@@ -234,8 +205,12 @@ class SimWorker:
             self._network.to_peer(self, effect)
         elif isinstance(effect, Read):
             self._network.read(self, effect)
-        elif isinstance(effect, CancelRead):
-            self._network.cancel_read(self, effect)
+        elif isinstance(effect, Write):
+            self._network.write(self, effect, self.layout.layers)
+        elif isinstance(effect, CancelRead | CancelWrite):
+            self._network.cancel(self, effect)
+        elif isinstance(effect, Fence):
+            self._network.fence(self, effect)
         elif isinstance(effect, Digest):
             self._events.after(
                 self._digest_ns, Kind.RESULT, self.number, self._digested, self.engine_id, effect
@@ -264,13 +239,23 @@ class SimWorker:
             self.contents.verify(core.engine, step)
         ok = bool(self._network.fate(step))
         if self._fast and not prefill and steps_ahead(core.engine) > 1:
-            self._run = _Run(self._events.now_ns, batch, context)
+            self._run = Run(self._events.now_ns, batch, context)
             self._plan(core, self._run)
             return
         took_ns = self._step.step_ns(prefill, batch, context)
+        if self._mode.by_layer and prefill:
+            self._layers(step, took_ns)
         self._events.after(
             took_ns, Kind.STEP, self.number, self._step_done, self.engine_id, step, ok
         )
+
+    def _layers(self, step: RunStep, took_ns: int) -> None:
+        """Say when each of some groups of layers has been computed, the last one excepted."""
+        layers, groups = self.layout.layers, self._layer_groups
+        for i in range(1, groups):
+            done = LayersDone(step.step, layers * i // groups)
+            after_ns = took_ns * i // groups
+            self._events.after(after_ns, Kind.RESULT, self.number, self.feed, self.engine_id, done)
 
     def _step_done(self, engine_id: str, step: RunStep, ok: bool) -> None:
         if self.core is None or engine_id != self.engine_id:
@@ -292,13 +277,13 @@ class SimWorker:
 
     # ------------------------------------------------------- many steps at once
 
-    def _plan(self, core: WorkerCore, run: _Run) -> None:
+    def _plan(self, core: WorkerCore, run: Run) -> None:
         """Set the event at which the run ends: the last step that can be foreseen."""
         most = steps_ahead(core.engine)
         if most == run.most:
             return
         run.most = most
-        k, took_ns = self._step.decode_steps_within(run.batch, run.context, _FOREVER_NS, most)
+        k, took_ns = self._step.decode_steps_within(run.batch, run.context, FOREVER_NS, most)
         if k == 0:  # let the step itself say what is wrong
             k, took_ns = 1, self._step.step_ns((), run.batch, run.context)
         run.k = k
@@ -340,7 +325,7 @@ class SimWorker:
         if leg.engine_id == self.engine_id:
             self._catch_up(self._events.now_ns)
 
-    def _run_done(self, engine_id: str, run: _Run, version: int) -> None:
+    def _run_done(self, engine_id: str, run: Run, version: int) -> None:
         if engine_id != self.engine_id or run is not self._run or version != run.version:
             return
         assert self.core is not None
@@ -394,4 +379,4 @@ class SimWorker:
             )
             self._network.up(leg, PrefillDone(leg.request_id, leg.generation))
         else:
-            self._network.up(leg, LegEnded(leg.request_id, leg.generation))
+            self._network.up(leg, LegEnded(leg.request_id, leg.generation, ended.n_output))

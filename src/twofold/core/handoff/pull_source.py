@@ -22,6 +22,7 @@ import msgspec
 from twofold.core.abridged import first_ids
 from twofold.core.blocks import BlockPool, Hold
 from twofold.core.handoff.layout import incompatibility
+from twofold.core.handoff.source import Effects, Source
 from twofold.core.request import Request
 from twofold.core.timers import Timers
 from twofold.messages import (
@@ -35,11 +36,8 @@ from twofold.messages import (
     Refusal,
     Release,
     ToPeer,
-    WorkerEffect,
 )
 from twofold.types import KVLayout, RequestId, ceil_div
-
-Effects = list[WorkerEffect]
 
 
 class _Held(msgspec.Struct):
@@ -50,16 +48,7 @@ class _Held(msgspec.Struct):
     claimed: bool = False
 
 
-class HandoffCounts(msgspec.Struct):
-    """What became of the requests whose KV was held: the four sum to those ever held."""
-
-    in_hand: int = 0
-    received: int = 0
-    expired: int = 0
-    released: int = 0
-
-
-class PullSource:
+class PullSource(Source):
     """Keeps finished prefills until a decode worker has them, for `lease_ns` at a time.
 
     `segment` tells peers where the pool's bytes are, in the transport's own words.
@@ -76,7 +65,7 @@ class PullSource:
         lost_grace_ns: int,
         remembered: int = 1024,
     ) -> None:
-        self.counts = HandoffCounts()
+        super().__init__()
         self._pool = pool
         self._timers = timers
         self._layout = layout
@@ -202,12 +191,13 @@ class PullSource:
     def _close(self, peer: str, key: tuple[RequestId, int]) -> ToPeer:
         return ToPeer(peer, Closed(*key, valid=self._closed.get(key, False)))
 
-    def release(self, message: Release) -> None:
+    def release(self, message: Release) -> Effects:
         """The gateway knows that nobody will come for this one."""
         held = self._held.get(message.request_id)
         if held is not None and held.hold.generation == message.generation:
             self.counts.released += 1
             self._free(held)
+        return []
 
     def peer_lost(self, peer: str, now_ns: int) -> None:
         """A decode worker's connection broke: dead, or back in a moment. Wait a moment."""
@@ -216,10 +206,11 @@ class PullSource:
                 held.hold.expiry_ns = min(held.hold.expiry_ns, now_ns + self._lost_grace_ns)
                 self._timers.set(("lease", held.hold.owner), held.hold.expiry_ns)
 
-    def lease_over(self, request_id: RequestId) -> None:
+    def lease_over(self, transfer: int) -> Effects:
         """Nobody renewed the lease: the blocks are free, and late readers are told so."""
         self.counts.expired += 1
-        self._free(self._held[request_id])
+        self._free(self._held[transfer])
+        return []
 
     def _free(self, held: _Held) -> None:
         del self._held[held.hold.owner]

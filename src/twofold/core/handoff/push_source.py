@@ -23,11 +23,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-import msgspec
-
 from twofold.core.blocks import BlockPool, Hold
 from twofold.core.handoff.layout import incompatibility
 from twofold.core.handoff.source import Effects, Source
+from twofold.core.handoff.transfer import Transfer
 from twofold.core.request import Request
 from twofold.core.timers import Timers
 from twofold.messages import (
@@ -51,33 +50,6 @@ from twofold.types import KVLayout, RequestId, ceil_div
 
 MOST_EARLY: Final = 1024
 """Offers that may wait for their prompt; one more is refused."""
-
-
-class _Sending(msgspec.Struct):
-    """One transfer: what is known of its prompt and of its offer."""
-
-    transfer: int
-    generation: int
-    peer: str = ""
-    claim: Claim | None = None
-    request: Request | None = None  # while it computes
-    request_id: RequestId = -1
-    hold: Hold | None = None  # once it has finished
-    checksums: tuple[int, ...] | None = None
-    n_cached: int = 0
-    n_sent: int = 0  # blocks whose writes have all been started
-    n_layers: int = 0  # layers of the blocks of the step in flight whose writes have
-    n_preempted: int = 0
-    n_writes: int = 0
-    in_flight: int = 0
-    n_bytes: int = 0
-    queue_ns: int = 0
-    compute_ns: int = 0
-    finished_ns: int = 0
-    told: bool = False  # Written was sent
-    unwanted: bool = False  # Done(ok) came early: decode has it all already
-    ending: str = ""  # why it ends, once the writes in flight have
-    ends_as: str = ""  # "received", "released" or "expired"
 
 
 class PushSource(Source):
@@ -107,11 +79,16 @@ class PushSource(Source):
         self._lost_grace_ns = lost_grace_ns
         self._min_layerwise_tokens = min_layerwise_tokens
         self._remembered = remembered
-        self._sending: dict[int, _Sending] = {}
+        self._sending: dict[int, Transfer] = {}
         self._transfer_of: dict[RequestId, int] = {}
         self._closed: OrderedDict[tuple[int, int], bool] = OrderedDict()
 
     # --------------------------------------------------------------- the prompt
+
+    def holds(self, request_id: RequestId) -> bool:
+        """Whether this request's KV is still here for a peer."""
+        sending = self._of(request_id)
+        return sending is not None and sending.hold is not None
 
     def expect(self, request: Request, now_ns: int, out: Effects) -> None:
         """A request has come whose KV will be pushed."""
@@ -119,13 +96,13 @@ class PushSource(Source):
         if sending is None or sending.generation != request.generation:
             if sending is not None:
                 self._end(sending, "another generation of it has come", "released", out)
-            sending = _Sending(request.transfer, request.generation)
+            sending = Transfer(request.transfer, request.generation)
             self._sending[request.transfer] = sending
         self._timers.cancel(("lease", request.transfer))
         sending.request, sending.request_id = request, request.id
         self._transfer_of[request.id] = request.transfer
 
-    def _of(self, request_id: RequestId) -> _Sending | None:
+    def _of(self, request_id: RequestId) -> Transfer | None:
         transfer = self._transfer_of.get(request_id)
         return self._sending.get(transfer) if transfer is not None else None
 
@@ -137,6 +114,7 @@ class PushSource(Source):
 
     def layers_done(self, message: LayersDone, step: RunStep, out: Effects) -> None:
         """Layer-wise: layers of the blocks that this step completes can go."""
+        size = self._pool.block_size
         for request_id, start, n in step.work:
             sending = self._of(request_id)
             if sending is None or sending.request is None or not self._is_layerwise(sending):
@@ -144,12 +122,12 @@ class PushSource(Source):
             if message.layers <= sending.n_layers or message.layers >= self._layout.layers:
                 continue  # the rest goes when the step is done
             last = start + n == sending.request.n_prompt
-            end = self._n_blocks(sending) if last else (start + n) // self._pool.block_size
-            blocks = self._range(sending, sending.n_sent, end)
+            end = sending.n_blocks(size) if last else (start + n) // size
+            blocks = sending.pairs(sending.n_sent, end)
             self._write(sending, blocks, (sending.n_layers, message.layers), out)
             sending.n_layers = message.layers
 
-    def _is_layerwise(self, sending: _Sending) -> bool:
+    def _is_layerwise(self, sending: Transfer) -> bool:
         request = sending.request
         if request is None or sending.claim is None or sending.ending:
             return False
@@ -197,40 +175,17 @@ class PushSource(Source):
 
     # ------------------------------------------------------------------ writing
 
-    def _n_blocks(self, sending: _Sending) -> int:
-        assert sending.request is not None
-        return ceil_div(sending.request.n_prompt - 1, self._pool.block_size)
-
-    def _range(self, sending: _Sending, first: int, end: int) -> tuple[tuple[int, int], ...]:
-        """(our block, the peer's) for blocks number `first` to `end` that the peer wants."""
-        claim = sending.claim
-        assert claim is not None
-        ours = sending.hold.blocks if sending.hold is not None else tuple(self._blocks(sending))
-        first = max(first, claim.first)
-        end = min(end, claim.first + len(claim.blocks))
-        return tuple((ours[i], claim.blocks[i - claim.first]) for i in range(first, end))
-
-    @staticmethod
-    def _blocks(sending: _Sending) -> list[int]:
-        assert sending.request is not None
-        return sending.request.blocks
-
-    def _send(self, sending: _Sending, end: int, out: Effects) -> None:
+    def _send(self, sending: Transfer, end: int, out: Effects) -> None:
         """Start writing the blocks up to number `end` whose KV is final."""
         if sending.claim is None or end <= sending.n_sent:
             return
-        layers = self._layout.layers
-        if sending.n_layers:
-            self._write(
-                sending, self._range(sending, sending.n_sent, end), (sending.n_layers, layers), out
-            )
-        else:
-            self._write(sending, self._range(sending, sending.n_sent, end), (0, layers), out)
+        layers = (sending.n_layers, self._layout.layers)
+        self._write(sending, sending.pairs(sending.n_sent, end), layers, out)
         sending.n_sent, sending.n_layers = end, 0
 
     def _write(
         self,
-        sending: _Sending,
+        sending: Transfer,
         pairs: tuple[tuple[int, int], ...],
         layers: tuple[int, int],
         out: Effects,
@@ -274,7 +229,7 @@ class PushSource(Source):
             self._tell(sending, now_ns, out)
         return out
 
-    def _tell(self, sending: _Sending, now_ns: int, out: Effects) -> None:
+    def _tell(self, sending: Transfer, now_ns: int, out: Effects) -> None:
         """Say that all has been written, once it has."""
         claim = sending.claim
         if (
@@ -311,7 +266,7 @@ class PushSource(Source):
             for transfer, generation in message.held:
                 self._heartbeat(peer, transfer, generation, now_ns, out)
         elif isinstance(message, Done):
-            self._done(peer, message, out)
+            self._done(peer, message, now_ns, out)
         return out
 
     def _claim(self, peer: str, claim: Claim, now_ns: int, out: Effects) -> None:
@@ -331,7 +286,7 @@ class PushSource(Source):
             out.append(ToPeer(peer, Refusal(claim.request_id, claim.generation, reason)))
             return
         if sending is None:
-            sending = self._sending[claim.request_id] = _Sending(*key)
+            sending = self._sending[claim.request_id] = Transfer(*key)
             self._timers.set(("lease", claim.request_id), now_ns + self._lease_ns)
         if sending.claim is not None:
             return  # said twice
@@ -344,7 +299,7 @@ class PushSource(Source):
         elif sending.request is not None:
             self.progress(sending.request, now_ns, out)
 
-    def _renew(self, sending: _Sending, now_ns: int) -> None:
+    def _renew(self, sending: Transfer, now_ns: int) -> None:
         assert sending.hold is not None
         sending.hold.expiry_ns = now_ns + self._lease_ns
         self._timers.set(("lease", sending.transfer), sending.hold.expiry_ns)
@@ -360,15 +315,15 @@ class PushSource(Source):
         elif sending.hold is not None and sending.peer in ("", peer) and not sending.ending:
             self._renew(sending, now_ns)
 
-    def _done(self, peer: str, message: Done, out: Effects) -> None:
+    def _done(self, peer: str, message: Done, now_ns: int, out: Effects) -> None:
         key = (message.request_id, message.generation)
         sending = self._sending.get(message.request_id)
         if sending is None or sending.generation != message.generation:
             if sending is None and key not in self._closed:
                 # It decided before the prompt came: remember that for when it does.
-                sending = self._sending[message.request_id] = _Sending(*key, peer=peer)
+                sending = self._sending[message.request_id] = Transfer(*key, peer=peer)
                 sending.unwanted = True
-                self._timers.set(("lease", message.request_id), message_lease(self._timers))
+                self._timers.set(("lease", message.request_id), now_ns + self._lease_ns)
             out.append(self._closing(peer, key))
             return
         if sending.peer not in ("", peer):
@@ -386,7 +341,7 @@ class PushSource(Source):
 
     # --------------------------------------------------------------------- ends
 
-    def _end(self, sending: _Sending, reason: str, ends_as: str, out: Effects) -> None:
+    def _end(self, sending: Transfer, reason: str, ends_as: str, out: Effects) -> None:
         """End a transfer as soon as none of its writes is in flight."""
         sending.ending = reason or "over"
         sending.ends_as = ends_as
@@ -395,7 +350,7 @@ class PushSource(Source):
         else:
             self._finish(sending, out)
 
-    def _finish(self, sending: _Sending, out: Effects) -> None:
+    def _finish(self, sending: Transfer, out: Effects) -> None:
         if sending.in_flight or sending.request is not None:
             return
         key = (sending.transfer, sending.generation)
@@ -431,9 +386,7 @@ class PushSource(Source):
         """A decode worker's connection broke: dead, or back in a moment. Wait a moment."""
         for sending in self._sending.values():
             if sending.peer == peer and sending.hold is not None:
-                sending.hold.expiry_ns = min(
-                    sending.hold.expiry_ns, now_ns + self._lost_grace_ns
-                )
+                sending.hold.expiry_ns = min(sending.hold.expiry_ns, now_ns + self._lost_grace_ns)
                 self._timers.set(("lease", sending.transfer), sending.hold.expiry_ns)
 
     def lease_over(self, transfer: int) -> Effects:

@@ -26,6 +26,10 @@ class Source:
     def __init__(self) -> None:
         self.counts = HandoffCounts()
 
+    def holds(self, request_id: RequestId) -> bool:
+        """Whether this request's KV is still here for a peer."""
+        raise AssertionError("a mode defines this")
+
     def expect(self, request: Request, now_ns: int, out: Effects) -> None:
         """A request has come whose KV will be wanted."""
 

@@ -1,0 +1,155 @@
+"""Simulated deployments for the rows, and the published measures of their records."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from benchmarks.published.data import Missing
+from twofold.core.handoff import MODES
+from twofold.cost.models import ModelShape
+from twofold.cost.step import StepTime
+from twofold.metrics.record import RequestRecord
+from twofold.plan.hardware import layout_of
+from twofold.sim import Cluster
+from twofold.sim.pools import Pool, parse_pools, plan_workers
+from twofold.trace import TraceRequest
+from twofold.types import NS_PER_MS
+
+NEVER: Final = float("inf")
+BLOCK: Final = 16
+NO_LATENCY: Final[Mapping[str, int]] = {
+    "leg_latency_ns": 0,
+    "peer_latency_ns": 0,
+    "read_latency_ns": 0,
+}
+"""Published simulators know no network but the transfer's bytes."""
+
+
+class Workers(msgspec.Struct, frozen=True, kw_only=True):
+    """What one role's workers are: KV tokens, slots, tokens of a step, and step times."""
+
+    step: StepTime
+    kv_tokens: int
+    max_num_seqs: int = 1024
+    budget: int = 8192
+    prefix_caching: bool = False
+
+
+def simulate(
+    pools: str,
+    shape: ModelShape,
+    workers: Workers | Mapping[str, Workers],
+    requests: Iterable[TraceRequest],
+    *,
+    link_bytes_per_s: int = 300_000_000_000,
+    block: int = BLOCK,
+    handoff: str = "pull",
+    policies: Mapping[str, str] | None = None,
+    latency: Mapping[str, int] = NO_LATENCY,
+) -> list[RequestRecord]:
+    """Run `pools` ("2P1D") of `workers`, by role where they differ.
+
+    Raises Missing where this version lacks the handoff mode or cannot be told policies.
+    """
+    if handoff not in MODES:
+        raise Missing(f"handoff mode {handoff}")
+    layout = layout_of(shape, block, "float16")
+
+    def make(pool: Pool) -> tuple[dict[str, Any], StepTime]:
+        own = workers if isinstance(workers, Workers) else workers[pool.role]
+        settings = {
+            "layout": layout,
+            "n_blocks": own.kv_tokens // block,
+            "max_num_seqs": own.max_num_seqs,
+            "max_num_batched_tokens": own.budget,
+            "max_model_len": 2**31 - 1,
+            "max_waiting": 10**6,
+            "prefix_caching": own.prefix_caching,
+            "handoff": handoff,
+        }
+        return settings, own.step
+
+    options: dict[str, Any] = {}
+    if policies:
+        if "policies" not in inspect.signature(Cluster.__init__).parameters:
+            raise Missing("routing policies in the simulator")
+        options["policies"] = dict(policies)
+    plans = plan_workers(parse_pools(pools), make)
+    cluster = Cluster(plans, link_bytes_per_s=link_bytes_per_s, **latency, **options)
+    return cluster.run(requests)
+
+
+class Times(NamedTuple):
+    """A request as the source measures it, in ms; all NEVER when it did not finish."""
+
+    ttft: float
+    tpot: float
+    e2e: float
+
+
+def one_token_less(requests: Iterable[TraceRequest]) -> list[TraceRequest]:
+    """Answers less the token that the source's prefill workers sample."""
+    return [
+        TraceRequest(r.arrival_ns, r.input_tokens, max(1, r.output_tokens - 1)) for r in requests
+    ]
+
+
+def at_prefill(record: RequestRecord) -> Times:
+    """For sources whose first token leaves the prefill worker, on requests cut by
+    `one_token_less`: TTFT ends with prefill, and every token here is one of TPOT's.
+    """
+    if record.outcome != "finished":
+        return Times(NEVER, NEVER, NEVER)
+    first = record.phases_ns.get("prefill_queue", 0) + record.phases_ns.get("prefill", 0)
+    e2e = record.token_times_ns[-1] - record.arrival_ns
+    return Times(
+        first / NS_PER_MS,
+        (e2e - first) / len(record.token_times_ns) / NS_PER_MS,
+        e2e / NS_PER_MS,
+    )
+
+
+def at_client(record: RequestRecord) -> Times:
+    """TTFT and TPOT as a client of an unsplit server sees them; TPOT 0 for one token."""
+    if record.outcome != "finished":
+        return Times(NEVER, NEVER, NEVER)
+    return Times(
+        (record.ttft_ns or 0) / NS_PER_MS,
+        (record.tpot_ns or 0) / NS_PER_MS,
+        record.e2e_ns / NS_PER_MS,
+    )
+
+
+def attainment(times: Sequence[Times], ttft_ms: float, tpot_ms: float) -> float:
+    """Percent of requests within both goals."""
+    return 100.0 * sum(t.ttft <= ttft_ms and t.tpot <= tpot_ms for t in times) / len(times)
+
+
+def crossing(xs: Sequence[float], ys: Sequence[float], goal: float) -> float:
+    """Where the line through the points first passes `goal`, as DistServe's notebook finds it.
+
+    The first x where it never does.
+    """
+    for i in range(len(xs) - 1):
+        if (ys[i] < goal) != (ys[i + 1] < goal):
+            return xs[i] + (goal - ys[i]) * (xs[i + 1] - xs[i]) / (ys[i + 1] - ys[i])
+    return xs[0]
+
+
+def highest(holds: Callable[[float], bool], low: float, high: float, within: float) -> float:
+    """The highest rate that holds, to `within` (a ratio), between `low` and `high`; 0 for none."""
+    if not holds(low):
+        return 0.0
+    if holds(high):
+        return high
+    while high / low > within:
+        middle = (low * high) ** 0.5
+        if holds(middle):
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,48 @@
+"""Decode steps of a simulated worker that are all alike, crossed at once."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from twofold.messages import (
+    Claim,
+    FromPeer,
+    Heartbeat,
+    ReadDone,
+    Submit,
+    WorkerMessage,
+    Written,
+)
+
+FOREVER_NS: Final = 1 << 62
+
+
+class Run:
+    """Decode steps under way that are all alike: the first of them began at `start_ns`.
+
+    `most` is how many the engine foresees, `k` how many of them the event in the heap is for.
+    """
+
+    __slots__ = ("batch", "context", "k", "most", "start_ns", "version")
+
+    def __init__(self, start_ns: int, batch: int, context: int) -> None:
+        self.start_ns = start_ns
+        self.batch = batch
+        self.context = context
+        self.most = 0
+        self.k = 0
+        self.version = 0
+
+
+def looks_at_the_batch(message: WorkerMessage) -> bool:
+    """Whether handling `message` may depend on, or change, what runs or which blocks are free.
+
+    A request that waits for a peer's KV, a read that went well, a claim: these touch neither.
+    """
+    if isinstance(message, Submit):
+        return message.source is None or len(message.tokens) > 0
+    if isinstance(message, ReadDone):
+        return not message.ok
+    if isinstance(message, FromPeer):
+        return not isinstance(message.message, Claim | Heartbeat | Written)
+    return True
