@@ -33,7 +33,7 @@ LEASES: tuple[Mapping[str, int], ...] = (
 )
 
 
-def schedule(seed: int) -> tuple[str, dict[str, Any]]:
+def schedule(seed: int, handoff: str) -> tuple[str, dict[str, Any]]:
     """One set of faults and settings, all of it a hash of `seed`."""
 
     def pick(draw: int, choices: tuple[Any, ...]) -> Any:
@@ -62,18 +62,24 @@ def schedule(seed: int) -> tuple[str, dict[str, Any]]:
             fail_step=pick(7, rates) / 10,
         ),
         "crashes": crashes,
-        "settings": {"n_blocks": pick(10, (12, 20, 400)), **pick(12, LEASES)},
+        "settings": {
+            "n_blocks": pick(10, (12, 20, 400)),
+            "handoff": handoff,
+            "min_layerwise_tokens": 20,
+            **pick(12, LEASES),
+        },
         "link_bytes_per_s": pick(13, (10**9, 2 * 10**6, 10**5)),
         "gone_after_ns": lambda i: hash64(seed, i, 99) % (60 * MS) * (hash64(seed, i, 98) % 5 == 0),
         "time_left_ns": TIME_LEFT,
     }
 
 
+@pytest.mark.parametrize("handoff", ["pull", "push", "layerwise"])
 @pytest.mark.parametrize("part", range(4))
-def test_whatever_goes_wrong_all_end_in_time_and_all_blocks_return(part: int) -> None:
+def test_whatever_goes_wrong_all_end_in_time_and_all_blocks_return(part: int, handoff: str) -> None:
     ends: dict[str, int] = {}
     for seed in range(100 * part, 100 * (part + 1)):
-        pools, options = schedule(seed)
+        pools, options = schedule(seed, handoff)
         try:
             records, _ = audited(pools, mixture(14, seed, gap_ns=2 * MS), **options)
         except AssertionError as error:

@@ -25,6 +25,7 @@ from twofold.trace import head, length_scale, open_trace
     max_num_seqs=st.sampled_from([2, 4, 16]),
     gone_ms=st.sampled_from([0, 0, 35, 200]),
     left_ms=st.sampled_from([0, 0, 500]),
+    handoff=st.sampled_from(["pull", "push", "layerwise"]),
 )
 def test_same_digest(
     pools: str,
@@ -35,12 +36,18 @@ def test_same_digest(
     max_num_seqs: int,
     gone_ms: int,
     left_ms: int,
+    handoff: str,
 ) -> None:
     digests = []
     for singly in (True, False):
         made = cluster(
             pools,
-            settings={"n_blocks": n_blocks, "max_num_seqs": max_num_seqs},
+            settings={
+                "n_blocks": n_blocks,
+                "max_num_seqs": max_num_seqs,
+                "handoff": handoff,
+                "min_layerwise_tokens": 30,
+            },
             singly=singly,
             gone_after_ns=lambda i: gone_ms * MS if i % 5 == 2 else 0,
             time_left_ns=left_ms * MS,

@@ -17,6 +17,7 @@ from tests.unit.plan_support import command, requests, write_profile, write_requ
 from twofold.cli import replay_jobs
 from twofold.plan.execute import Here
 from twofold.report.results import plan_from_json, replay_from_json
+from twofold.trace import TraceRequest
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def test_a_sweep_is_shown_and_written(files: tuple[Path, Path], tmp_path: Path) 
     )
     assert code == 0
     assert "runs: 4, of 60 requests each" in err
-    assert "goal: TTFT 500 ms and TPOT 30.0 ms for 90 % of requests" in out
+    assert "goal: TTFT 500 ms and TPOT 30 ms for 90 % of requests" in out
     assert all(len(line) <= 100 for line in out.splitlines())
     replay = replay_from_json(target.read_bytes())
     assert [(run.pools, run.rate_scale) for run in replay.runs] == [
@@ -131,7 +132,7 @@ def test_files_that_are_none_are_one_line(files: tuple[Path, Path], tmp_path: Pa
         ((tmp_path / "no.csv", "--profile", profile), "no.csv: cannot read: No such file"),
         ((empty, "--profile", profile), "empty.csv: the trace is empty; it needs a request"),
         ((trace, "--profile", tmp_path / "no.json"), "no.json: cannot read"),
-        ((trace, "--profile", trace), "not a known profile"),
+        ((trace, "--profile", trace), "t.jsonl: not DistServe's coefficients"),
         ((trace,), "--profile: needed: step times come from --profile FILE, or are estimated"),
         ((trace, "--model", "Qwen3-8B"), "--accelerator: needed"),
         ((trace, "--model", "x", "--accelerator", "h100"), "x: not a known model"),
@@ -155,8 +156,7 @@ def test_a_request_too_large_is_counted_with_skip_bad(
 
 
 def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
-    found = requests(20, rate=5, input_tokens=400, output_tokens=10)
-    found[7] = msgspec.structs.replace(found[7], input_tokens=40_000)
+    found = [TraceRequest(0, 4000, 5)] * 6  # together more than the profile knows in one step
     trace, profile = write_requests(tmp_path, found), write_profile(tmp_path)
     words = ("replay", trace, "--profile", profile, "--pools", "1M", "--jobs", 1, "--json", "-")
     code, out, err = command(*words, "--chunk", 32768, "--chunk", 2048)
@@ -229,7 +229,10 @@ def test_a_plan_is_shown_and_written(files: tuple[Path, Path], tmp_path: Path) -
     assert each.low is not None
     assert each.high is not None
     assert 0 < each.low <= each.value <= each.high
-    assert {run.pools for run in plan.runs} & {"1P2D", "2P1D"}
+    assert plan.best == plan.best_unsplit
+    assert plan.best_split is not None
+    assert plan.best_split.pools in ("1P2D", "2P1D")
+    assert "best split" in out
     assert plan.frontier
     assert "short prompts" in [rule.rule for rule in plan.rules]
     assert " tokens or more" not in plan.because
@@ -258,7 +261,7 @@ def test_one_gpu_and_no_goal_need_no_split(files: tuple[Path, Path]) -> None:
         ("--gpus 2 --rate-scale 1:2:1", "--rate-scale 1:2:1: must be a number above 0"),
         ("--gpus 2 --block-size 16 --block-size 32", "--block-size: once; a plan tries"),
         ("--gpus 2 --equal money", "--equal: invalid choice: 'money'"),
-        ("--gpus 2 --kv-blocks 9", "is larger than any mixed worker's 144 tokens of KV"),
+        ("--gpus 2 --kv-blocks 9", "is larger than any prefill worker's 144 tokens of KV"),
     ],
 )
 def test_a_bad_wish_is_one_line(files: tuple[Path, Path], words: str, line: str) -> None:

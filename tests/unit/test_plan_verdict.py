@@ -95,7 +95,7 @@ def test_a_split_is_explained_by_what_breaks_unsplit() -> None:
     assert "TPOT broke first, met by 40 % against 99 % for TTFT" in because
     assert "its TPOT is 45.0 ms at 90 %, goal 30.0 ms" in because
     assert "prompts are read between its decode steps" in because
-    assert "2.50 req/s per GPU unsplit and 5.00 req/s per GPU split" in because
+    assert "Held at most: 2.50 req/s per GPU unsplit, 5.00 req/s per GPU split." in because
     assert "within the 80 % rule" in because
 
 
@@ -112,17 +112,15 @@ def test_headroom_is_told_where_unsplit_is_enough() -> None:
 
 
 def test_resamples_give_an_interval_and_count_wins() -> None:
-    made = case(
-        4.0,
-        2.0,
-        3.0,
+    made = msgspec.structs.replace(
+        case(4.0, 2.0, 3.0),
         split=finding("1P3D", 4.0, resampled=(18.0, 22.0, 9.0)),
         unsplit=finding("4M", 2.0, resampled=(11.0, 12.0, 10.0)),
     )
     because = decide(made).because
     assert "5.00 req/s per GPU (2.25 to 5.50 over resamples) split" in because
     assert "2.50 req/s per GPU (2.50 to 3.00 over resamples) unsplit" in because
-    assert "the split holds more on 2 of 3 resamples" in because
+    assert "; the split holds more on 2 of 3 resamples" in because
 
 
 def test_too_little_says_how_much_would_do() -> None:
@@ -145,7 +143,8 @@ def test_a_rule_settles_it_without_a_split() -> None:
     )
     assert forbidding(rules) == rules[1]
     assert forbidding(rules[:1]) is None
-    made = case(0.0, 2.0, 1.0, split=None, rules=rules, at_load=(None, probe(1.0, 0.99, 0.98)))
+    at_load = (None, probe(1.0, 0.99, 0.98))
+    made = msgspec.structs.replace(case(0.0, 2.0, 1.0), split=None, rules=rules, at_load=at_load)
     verdict = decide(made)
     assert verdict.word == "do not split"
     assert verdict.because.startswith("Nobody waits. 4M with chunks of 512 meets the goal for 98 %")

@@ -189,6 +189,7 @@ def make_plan(wish: Wish) -> Plan:
         verdict=verdict.word,
         because=verdict.because,
         best=best,
+        best_split=best_split,
         best_unsplit=runs.get(0),
         frontier=frontier(list(runs.values())),
         rules=[results.Rule(rule=r.rule, holds=r.holds, because=r.because) for r in case.rules],

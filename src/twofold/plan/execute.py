@@ -119,7 +119,12 @@ class Processes(Generic[T, A]):
     def _start(self) -> Connection:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_serve, args=(theirs, self._work), daemon=True)
-        process.start()
+        # Blocked from its first instruction on: Ctrl-C reaches it too and is this one's to handle.
+        kept = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, kept)
         theirs.close()
         self._processes[ours] = process
         return ours
@@ -139,7 +144,6 @@ class Processes(Generic[T, A]):
 
 def _serve(connection: Connection, work: Callable[[Any], Any]) -> None:
     """What a process does: one piece of work after the other, until the other end is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         try:
             task = connection.recv()

@@ -18,7 +18,7 @@ from twofold.plan.workload import requests_of, scaled
 from twofold.sim import Cluster
 from twofold.sim.pools import Pool, PoolsError, plan_workers
 from twofold.trace import TraceError, TraceRequest
-from twofold.types import NS_PER_S, ceil_div, ns_to_ms
+from twofold.types import NS_PER_MS, NS_PER_S, ceil_div, ns_to_ms
 
 MAX_MODEL_LEN = 2**31 - 1
 """What fits is settled by KV blocks alone: a trace may be of another model than the profile."""
@@ -72,15 +72,28 @@ def simulate(scenario: Scenario) -> list[RequestRecord]:
 
 def _cluster(scenario: Scenario) -> Cluster:
     workers = plan_workers(scenario.pools, lambda pool: _settle(scenario, pool))
-    options: dict[str, Any] = {}
-    if scenario.policies:
-        options["policies"] = dict(scenario.policies)
     return Cluster(
         workers,
         link_bytes_per_s=link_bytes_per_s(scenario),
         crashes=scenario.crashes,
-        **options,
+        router=_router(scenario),
     )
+
+
+def _router(scenario: Scenario) -> dict[str, Any]:
+    """Settings of the router: policies, and the goals that admission and scores look at."""
+    names = {"admission": "admission"}
+    found: dict[str, Any] = {
+        names.get(kind, f"{kind}_policy"): name for kind, name in scenario.policies
+    }
+    found["seed"] = scenario.seed
+    for key, goal_ms in (
+        ("ttft_goal_ns", scenario.slo.ttft_ms),
+        ("tpot_goal_ns", scenario.slo.tpot_ms),
+    ):
+        if math.isfinite(goal_ms):
+            found[key] = round(goal_ms * NS_PER_MS)
+    return found
 
 
 def _settle(scenario: Scenario, pool: Pool) -> tuple[Mapping[str, Any], StepTime]:

@@ -106,7 +106,9 @@ def _compared(case: Case, split: Finding, word: Word) -> str:
         + (f" ({_broke(at_unsplit)})" if not at_unsplit.holds(case.attainment) else "")
         + "."
     ]
-    parts.append(f"{_capacity(unsplit)} unsplit and {_capacity(split)} split{_wins(case, split)}.")
+    parts.append(
+        f"Held at most: {_capacity(unsplit)} unsplit, {_capacity(split)} split{_wins(case, split)}."
+    )
     best = stronger(split, unsplit)
     loser = unsplit if best is split else split
     if case.pushed is not None:
@@ -127,7 +129,7 @@ def _load(case: Case, at: Probe) -> str:
 def _capacity(finding: Finding) -> str:
     """The highest rate, per GPU, with its interval."""
     if finding.best.held is None:
-        return "No rate holds the goal"
+        return "no rate"
     each = finding.best.rate_rps / finding.gpus
     words = f"{figure(each)} req/s per GPU"
     if finding.interval is not None:
@@ -194,7 +196,7 @@ def _held_words(case: Case, finding: Finding) -> str:
     at = case.at_load[1]
     return (
         f"{setup_words(finding)} meets the goal for {percent(at.attainment)} of requests at "
-        f"{_load(case, at)}, and holds {_capacity(finding)}."
+        f"{_load(case, at)}, and holds {_capacity(finding)} at most."
     )
 
 

@@ -127,6 +127,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict on splitting, with the best of both kinds on the same GPUs.
 
+    `best` is the recommended one of `best_split` (null: none was tried) and `best_unsplit`.
     `frontier` holds the runs that no other beats in both goodput and attainment, `runs` all that
     were tried.
     """
@@ -138,6 +139,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     best: Run | None
     best_unsplit: Run | None
     frontier: list[Run]
+    best_split: Run | None = None
     rules: list[Rule] = msgspec.field(default_factory=list)
     runs: list[Run] = msgspec.field(default_factory=list)
 

@@ -87,7 +87,9 @@ def show_plan(console: Console, plan: Plan) -> None:
     console.print(Text.assemble(("verdict: ", ""), (plan.verdict, "bold")), highlight=False)
     _say(console, plan.because, "", f"goal: {goal_words(plan.goal)}")
     all_runs = shown_runs(plan)
-    compared = [("best", plan.best), ("best unsplit", plan.best_unsplit)]
+    compared = [("best split", plan.best_split or plan.best), ("best unsplit", plan.best_unsplit)]
+    if compared[0][1] == plan.best_unsplit:
+        del compared[0]
     table = _table("", "set-up", "GPUs", "goodput/GPU", "low", "high", "attain", "req/s")
     for name, run in compared:
         if run is not None:

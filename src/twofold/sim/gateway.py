@@ -125,7 +125,9 @@ class SimGateway:
     def _deliver(self, leg: Leg, message: RouterMessage) -> None:
         flight = self._flights.get(leg.request_id)
         if flight is not None and isinstance(message, DecodeStarted):
-            legs = [sent for sent in (flight.prefill, flight.decode) if sent is not None]
+            # Where both legs run at once, decode's time contains what it waits for.
+            sent = (flight.decode,) if self._at_once else (flight.prefill, flight.decode)
+            legs = [leg for leg in sent if leg is not None]
             flight.phases_ns = self._phases(flight, legs)
         self._feed(message)
         if isinstance(message, LegFailed) and message.lost:
