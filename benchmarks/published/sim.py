@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from benchmarks.published.data import Missing
 from twofold.core.handoff import MODES
 from twofold.cost.models import ModelShape
-from twofold.cost.step import StepTime
+from twofold.cost.step import PrefillPart, StepTime
 from twofold.metrics.record import RequestRecord
 from twofold.plan.hardware import layout_of
 from twofold.sim import Cluster
@@ -83,6 +85,34 @@ def simulate(
     return cluster.run(requests)
 
 
+class InTurn:
+    """An engine that reads prompts and decodes in turn: a step of both takes the sum of two."""
+
+    def __init__(self, step: StepTime) -> None:
+        self._step = step
+        self.name = f"{step.name}, prompts and decodes in turn"
+        self.estimate = step.estimate
+
+    def step_ns(self, prefill: Sequence[PrefillPart], batch: int, context: int) -> int:
+        """See StepTime."""
+        together = self._step.step_ns(prefill, 0, 0) if prefill else 0
+        return together + (self._step.step_ns((), batch, context) if batch else 0)
+
+    def decode_run_ns(self, batch: int, context: int, k: int) -> int:
+        """See StepTime."""
+        return self._step.decode_run_ns(batch, context, k)
+
+    def decode_steps_ns(self, batch: int, context: int, k: int) -> npt.NDArray[np.int64]:
+        """See StepTime."""
+        return self._step.decode_steps_ns(batch, context, k)
+
+    def decode_steps_within(
+        self, batch: int, context: int, budget_ns: int, most: int
+    ) -> tuple[int, int]:
+        """See StepTime."""
+        return self._step.decode_steps_within(batch, context, budget_ns, most)
+
+
 class Times(NamedTuple):
     """A request as the source measures it, in ms; all NEVER when it did not finish."""
 
@@ -132,12 +162,12 @@ def attainment(times: Sequence[Times], ttft_ms: float, tpot_ms: float) -> float:
 def crossing(xs: Sequence[float], ys: Sequence[float], goal: float) -> float:
     """Where the line through the points first passes `goal`, as DistServe's notebook finds it.
 
-    The first x where it never does.
+    The last x where all are above, the first where none is.
     """
     for i in range(len(xs) - 1):
         if (ys[i] < goal) != (ys[i + 1] < goal):
             return xs[i] + (goal - ys[i]) * (xs[i + 1] - xs[i]) / (ys[i + 1] - ys[i])
-    return xs[0]
+    return xs[-1] if ys[-1] >= goal else xs[0]
 
 
 def highest(holds: Callable[[float], bool], low: float, high: float, within: float) -> float:

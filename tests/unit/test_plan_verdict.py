@@ -130,6 +130,20 @@ def test_too_little_says_how_much_would_do() -> None:
     assert "too tight for these GPUs" in decide(case(0.0, 0.0, 1.0)).because
 
 
+def test_a_trace_too_short_for_queues_is_told() -> None:
+    short = finding("1P3D", 4.0)
+    held = short.best.held
+    assert held is not None
+    held = msgspec.structs.replace(held, arrivals_s=3.0, e2e_s=1.0)
+    fine = Held(held=held, broke=None)
+    made = msgspec.structs.replace(
+        case(4.0, 2.0, 3.0), split=msgspec.structs.replace(short, fine=fine)
+    )
+    because = decide(made).because
+    assert "its arrivals take 3.00 s, an answer 1.00 s" in because
+    assert "The trace is short" not in decide(case(4.0, 2.0, 3.0)).because
+
+
 def test_full_slots_are_told() -> None:
     full = probe(3.0, 0.99, 0.98, slots_peak=90)
     because = decide(case(4.0, 2.0, 3.0, at_load=(full, probe(3.0, 0.99, 0.4)))).because

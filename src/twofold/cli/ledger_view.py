@@ -34,6 +34,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     prefill_worker: str | None = None
     decode_worker: str | None = None
     why: str = ""
+    routed: tuple[str, ...] = ()
 
 
 def ledger_of_answer(headers: Mapping[str, str], ttft_ms: float, e2e_ms: float) -> Ledger:
@@ -96,6 +97,7 @@ def _facts(ledger: Ledger) -> list[str]:
         lines.append(f"outcome {ledger.outcome}")
     if ledger.why:
         lines.append(f"why {ledger.why}")
+    lines += [f"routed {line}" for line in ledger.routed]
     return lines
 
 

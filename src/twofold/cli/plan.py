@@ -44,8 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--nodes", "N", "machines that the accelerators are in")
     add(parser, "--prepare-ms", "X", "what a handoff takes of decode's loop, for the rules")
     parser.add_argument(
-        "--quick", action="store_true", help="samples of the trace, and fewer finalists"
+        "--quick", action="store_true", help="smaller samples of the trace, and fewer finalists"
     )
+    parser.add_argument("--thorough", action="store_true", help="the whole trace, no samples")
     add_hardware(parser)
     add_engine(parser)
     add_goals_and_output(parser)

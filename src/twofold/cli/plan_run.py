@@ -32,7 +32,7 @@ from twofold.plan.placement import CHUNKS, Candidate, Space, enumerate_space
 from twofold.plan.rules import Rule, judge
 from twofold.plan.runner import Probe, Problem, SetupError, attempt, check
 from twofold.plan.scenario import Scenario, config_of
-from twofold.plan.search import QUICK, Effort, Finding, Progress, search
+from twofold.plan.search import QUICK, THOROUGH, Effort, Finding, Progress, sampled, search
 from twofold.plan.verdict import Case, Judge, decide, forbidding, stronger
 from twofold.plan.workload import summary
 from twofold.report import results
@@ -67,7 +67,9 @@ def read_wish(args: argparse.Namespace, setting: Setting) -> Wish:
         if len(given(args, flag)) > 1:
             raise CommandError(f"{flag}: once; a plan tries ratios, degrees and chunk sizes")
     like = _like(args, setting)
-    effort = QUICK if args.quick else Effort()
+    if args.quick and args.thorough:
+        raise CommandError("--quick and --thorough: give one of them")
+    effort = QUICK if args.quick else THOROUGH if args.thorough else Effort()
     effort = msgspec.structs.replace(
         effort, resamples=one(args, "--resamples", from_zero, effort.resamples)
     )
@@ -108,7 +110,17 @@ def read_wish(args: argparse.Namespace, setting: Setting) -> Wish:
             judge=args.judge,
             effort=msgspec.to_builtins(effort),
         ),
-        notes=(f"space: {space.words}", *dropped),
+        notes=(f"space: {space.words}", *dropped, *_sampling(setting, effort)),
+    )
+
+
+def _sampling(setting: Setting, effort: Effort) -> tuple[str, ...]:
+    n = len(setting.requests.rows)
+    if n <= effort.whole:
+        return ()
+    return (
+        f"figures are of about {effort.whole:,} of {n:,} requests, in stretches from all over the "
+        "trace; --thorough takes all",
     )
 
 
@@ -220,7 +232,8 @@ def _case(
 ) -> Case:
     """What the verdict is judged by: both winners at the load, the weaker where the other holds."""
     split, other = (splits[0] if splits else None), unsplit[0]
-    scenarios = [f.candidate.scenario(wish.like) for f in (other, split) if f is not None]
+    like = sampled(wish.like, wish.effort.whole)
+    scenarios = [f.candidate.scenario(like) for f in (other, split) if f is not None]
     pushed_by = None
     if split is not None:
         best = stronger(split, other)
@@ -228,9 +241,7 @@ def _case(
         if best.best.held is not None and best.best.scale > loser.best.scale:
             pushed_by = best
             scenarios.append(
-                msgspec.structs.replace(
-                    loser.candidate.scenario(wish.like), rate_scale=best.best.scale
-                )
+                msgspec.structs.replace(loser.candidate.scenario(like), rate_scale=best.best.scale)
             )
     progress.say("the best at the load", len(scenarios))
     outcomes = run_all(scenarios, where, progress.tick)
@@ -292,7 +303,8 @@ def _job(wish: Wish, finding: Finding, scale: float) -> Job:
             low=None if low is None else low / finding.gpus,
             high=None if high is None else high / finding.gpus,
         )
-    scenario = msgspec.structs.replace(finding.candidate.scenario(wish.like), rate_scale=scale)
+    like = sampled(wish.like, wish.effort.whole)
+    scenario = msgspec.structs.replace(finding.candidate.scenario(like), rate_scale=scale)
     return Job(
         scenario=scenario,
         goal=wish.setting.goal,

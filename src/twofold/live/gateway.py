@@ -133,8 +133,12 @@ class Gateway:
         *,
         stream: bool,
         weight: int,
+        max_tokens: int = 0,
     ) -> None:
-        """Serve a request that has been checked; `data` is its decoded body."""
+        """Serve a request that has been checked; `data` is its decoded body.
+
+        `weight` is about how many tokens its prompt has, `max_tokens` 0 if it does not say.
+        """
         self._last_number += 1
         session = Session(self._last_number, request, exchange, data, request.path)
         session.body = client_body(request.body, data)
@@ -145,7 +149,12 @@ class Gateway:
         self.metrics.received()
         left_ns = self._time_left_ns(session)
         self._tell_router(
-            Arrive(request_id=session.number, weight=weight, time_left_ns=max(1, left_ns))
+            Arrive(
+                request_id=session.number,
+                weight=weight,
+                time_left_ns=max(1, left_ns),
+                max_tokens=max_tokens,
+            )
         )
 
     def _client_gone(self, session: Session) -> None:
@@ -254,6 +263,7 @@ class Gateway:
     ) -> None:
         session.leg = leg
         session.generation = generation
+        session.routed = self.router.why(session.number)
         session.leg_sent(self.clock.now_ns())
         self.metrics.leg_sent(worker, kind)
         request = session.request

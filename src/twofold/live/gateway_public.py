@@ -56,7 +56,12 @@ class PublicApi:
                     self._gateway.metrics.invalid()
                 raise
             self._gateway.take(
-                request, exchange, data, stream=checked.stream, weight=_weight(checked)
+                request,
+                exchange,
+                data,
+                stream=checked.stream,
+                weight=_weight(checked),
+                max_tokens=checked.max_tokens or 0,
             )
 
         return handle

@@ -38,6 +38,7 @@ class Ended(msgspec.Struct, kw_only=True):
     n_output: int | None
     n_events: int
     stream: bool
+    routed: tuple[str, ...]
 
 
 class Session:
@@ -60,6 +61,7 @@ class Session:
         self.handle: Handle | None = None
         self.error_answer: tuple[Head, bytes] | None = None
         self.status = 0
+        self.routed: tuple[str, ...] = ()
         self.n_events = 0
         self.n_output: int | None = None
         self.transferred_bytes = 0
@@ -194,6 +196,7 @@ class Session:
             n_output=self.n_output,
             n_events=self.n_events,
             stream=self.stream,
+            routed=self.routed,
         )
 
 

@@ -29,6 +29,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     max_model_len: int = 0
     layout: KVLayout | None = None
+    kv_blocks: int = 0
+    max_num_seqs: int = 0
 
 
 _decode_identity = msgspec.json.Decoder(Identity).decode
@@ -131,5 +133,7 @@ class Watcher:
                 role=identity.role,
                 engine_id=identity.engine_id,
                 layout=identity.layout,
+                kv_blocks=identity.kv_blocks,
+                max_num_seqs=identity.max_num_seqs,
             )
         )

@@ -33,6 +33,7 @@ class Times(Protocol):
 
 _REFUSALS: dict[str, tuple[int, str, int]] = {
     # code: status, message, seconds after which to try again
+    "no_tokens": (400, "max_tokens must be at least 1", 0),
     "empty_prompt": (400, "the prompt has no tokens", 0),
     "too_long": (
         413,

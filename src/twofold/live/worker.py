@@ -150,6 +150,8 @@ class Worker:
             "engine_id": self.engine_id,
             "model": self.model_name,
             "max_model_len": self.max_model_len,
+            "kv_blocks": self.memory.n_blocks,
+            "max_num_seqs": self._core_settings["max_num_seqs"],
             "handoff_host": self._host,
             "handoff_port": self.handoff_port,
             "layout": msgspec.to_builtins(self.layout),

@@ -32,6 +32,7 @@ from twofold.messages import (
     Token,
     ToPeer,
     Wake,
+    WakeAt,
     WorkerEffect,
     WorkerMessage,
 )
@@ -137,7 +138,7 @@ class WorkerDriver:
             self._transport.read(effect.request_id, effect.segment, effect.pairs)
         elif isinstance(effect, CancelRead):
             self._transport.cancel(effect.request_id)
-        elif not isinstance(effect, RunStep):
+        elif isinstance(effect, WakeAt):
             self._wake_at(effect.at_ns)
 
     def _wake_at(self, at_ns: int) -> None:

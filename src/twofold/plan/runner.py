@@ -23,6 +23,8 @@ from twofold.types import NS_PER_MS, NS_PER_S, ceil_div, ns_to_ms
 MAX_MODEL_LEN = 2**31 - 1
 """What fits is settled by KV blocks alone: a trace may be of another model than the profile."""
 
+_LEAST_ANSWERS = 10
+
 
 class SetupError(ValueError):
     """A scenario that cannot be run, in one line."""
@@ -32,7 +34,8 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """One run, briefly: rates per second, shares of requests that meet both goals and each.
 
     `ttft_ms` and `tpot_ms` are at the attainment's percentile, infinite where too few came;
-    `phases_ms` are means over requests with a first token.
+    `phases_ms` are means over requests with a first token. Arrivals took `arrivals_s`, an answer
+    `e2e_s` on average.
     """
 
     rate_scale: float
@@ -47,6 +50,13 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     slots: int
     slots_peak: int
     lost: int
+    arrivals_s: float = 0.0
+    e2e_s: float = 0.0
+
+    @property
+    def too_short(self) -> bool:
+        """Whether arrivals ended before queues could build: few answers' time after the first."""
+        return self.arrivals_s < _LEAST_ANSWERS * self.e2e_s
 
     def holds(self, attainment: float) -> bool:
         """Whether enough requests met the goals."""
@@ -207,6 +217,7 @@ def probe(scenario: Scenario) -> Probe:
     records = simulate(scenario)
     slo, share = scenario.slo, scenario.attainment
     counted = [r for r in records if r.outcome != "cancelled"]
+    finished = [r for r in counted if r.outcome == "finished"]
     n = len(counted) or 1
     good = sum(meets(r, slo) for r in counted)
     first_ns = min((r.arrival_ns for r in records), default=0)
@@ -226,6 +237,8 @@ def probe(scenario: Scenario) -> Probe:
         slots=slots,
         slots_peak=peak,
         lost=sum(r.outcome in ("refused", "failed") for r in records),
+        arrivals_s=arrivals_ns / NS_PER_S,
+        e2e_s=sum(r.e2e_ns for r in finished) / len(finished) / NS_PER_S if finished else 0.0,
     )
 
 

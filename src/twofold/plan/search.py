@@ -1,7 +1,7 @@
 """From every set-up to the best split and the best unsplit one, from coarse to fine.
 
 First all set-ups race on a sample of the trace: whoever holds a rate goes on to a higher one. The
-few best of either kind are then bisected on the whole trace. Last, both winners are run on
+few best of either kind are then bisected on more of it. Last, both winners are run on
 resamples of the trace, the same ones, for the interval.
 """
 
@@ -25,21 +25,27 @@ _DOWN: Final = 1.6
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
-    """How much a search spends. `sample` requests are tried first, `whole` at most later on.
+    """How much a search spends, in requests: `race` in the first round, `whole` in the bisections
+    and all runs after them, `resample` in each of `resamples`. Longer traces are sampled.
 
-    `within` is the ratio between a rate that holds and one that does not; `resamples` are drawn
-    for the interval.
+    `splits` and `unsplit` set-ups are bisected; `within` is the ratio between a rate that holds
+    and one that does not.
     """
 
-    sample: int = 2000
-    whole: int = 1_000_000_000
+    race: int = 1500
+    whole: int = 5000
+    resample: int = 3000
+    resamples: int = 8
     splits: int = 3
     unsplit: int = 2
     within: float = 1.02
-    resamples: int = 8
 
 
-QUICK = Effort(sample=500, whole=1500, splits=1, unsplit=1, within=1.05, resamples=4)
+_ALL: Final = 1_000_000_000
+QUICK: Final = Effort(
+    race=500, whole=1500, resample=1000, resamples=4, splits=1, unsplit=1, within=1.05
+)
+THOROUGH: Final = Effort(race=3000, whole=_ALL, resample=_ALL)
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +123,8 @@ def _ranked(findings: Sequence[Finding]) -> list[Finding]:
     )
 
 
-def _sampled(like: Scenario, most: int) -> Scenario:
+def sampled(like: Scenario, most: int) -> Scenario:
+    """`like` on about `most` requests of its trace."""
     workload = msgspec.structs.replace(like.workload, sample=most)
     return msgspec.structs.replace(like, workload=workload)
 
@@ -130,7 +137,7 @@ def _coarse(
     progress: Progress,
 ) -> list[Finding]:
     """All of `candidates` on the sample; of long families first some, then what lies between."""
-    like = _sampled(like, effort.sample)
+    like = sampled(like, effort.race)
     found = summary(requests_of(like.workload, like.seed).rows)
     families: dict[int, list[Candidate]] = {}
     for candidate in candidates:
@@ -208,7 +215,7 @@ def _fine(
     progress: Progress,
 ) -> list[Finding]:
     """`finalists` on the whole trace."""
-    like = _sampled(like, effort.whole)
+    like = sampled(like, effort.whole)
     n = len(requests_of(like.workload, like.seed).rows)
     progress.say(f"the best {len(finalists)} on {n:,} requests", 6 * len(finalists))
     scenarios = [finding.candidate.scenario(like) for finding in finalists]
@@ -243,7 +250,7 @@ def _resampled(
     progress.say(f"{n} resamples of the trace", 4 * n * len(able))
     scenarios = []
     for finding in able:
-        base = finding.candidate.scenario(_sampled(like, effort.whole))
+        base = finding.candidate.scenario(sampled(like, effort.resample))
         for number in range(1, n + 1):
             workload = msgspec.structs.replace(base.workload, resample=number)
             scenarios.append(msgspec.structs.replace(base, workload=workload))

@@ -119,6 +119,7 @@ def _compared(case: Case, split: Finding, word: Word) -> str:
             f"Splitting would pay from {plain(more)}x the trace's rate on, where unsplit ends."
         )
     parts.append(_slots(at_split if word == "split" else at_unsplit))
+    parts.append(_short(best))
     return _sentences(*parts)
 
 
@@ -223,6 +224,18 @@ def _cannot(case: Case) -> str:
         f"{setup_words(most)} holds {plain(most.best.scale)}x "
         f"({figure(most.best.rate_rps)} req/s); at that rate per GPU, about {need} GPUs are "
         "needed.",
+    )
+
+
+def _short(best: Finding) -> str:
+    """A warning where the trace is over before a steady state is reached."""
+    held = best.best.held
+    if held is None or not held.too_short:
+        return ""
+    return (
+        f"The trace is short: at the highest rate held its arrivals take {figure(held.arrivals_s)} "
+        f"s, an answer {figure(held.e2e_s)} s, so that queues hardly build and these rates are "
+        "too high."
     )
 
 

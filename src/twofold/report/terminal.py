@@ -87,9 +87,8 @@ def show_plan(console: Console, plan: Plan) -> None:
     console.print(Text.assemble(("verdict: ", ""), (plan.verdict, "bold")), highlight=False)
     _say(console, plan.because, "", f"goal: {goal_words(plan.goal)}")
     all_runs = shown_runs(plan)
-    compared = [("best split", plan.best_split or plan.best), ("best unsplit", plan.best_unsplit)]
-    if compared[0][1] == plan.best_unsplit:
-        del compared[0]
+    first = ("best", plan.best) if plan.best_split is None else ("best split", plan.best_split)
+    compared = [first, ("best unsplit", plan.best_unsplit)]
     table = _table("", "set-up", "GPUs", "goodput/GPU", "low", "high", "attain", "req/s")
     for name, run in compared:
         if run is not None:
