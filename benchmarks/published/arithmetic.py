@@ -106,13 +106,46 @@ def sizing_rows(_: Data) -> list[Row]:
     two_each = "2 req/s of 4,000 in and 500 out, 5,000 and 800 tok/s per worker at 0.8"
     few, many = chunk_reads(8192, 1024), chunk_reads(8192, 512)
     return [
-        exact(what, "slots at 8 req/s, 128 tokens, 7.0 ms", "7.2", decode_slots(8, 128, 7.0), conditions=little),
-        exact(what, "slots at 8 req/s, 128 tokens, 10.4 ms", "10.6", decode_slots(8, 128, 10.4), conditions=little + "; 10.65 exactly, printed as 10.6"),
-        exact(what, "slots of a 2,000-token answer against 128", "16", decode_slots(1, 2000, 7.0) / decode_slots(1, 128, 7.0), unit="times", conditions=little),
-        exact(what, "decode-loop time lost at 8 req/s x 14.7 ms", "12", 100 * loop_time_lost(8, 14.7), unit="%", conditions="arrivals/s x preparation"),
+        exact(
+            what,
+            "slots at 8 req/s, 128 tokens, 7.0 ms",
+            "7.2",
+            decode_slots(8, 128, 7.0),
+            conditions=little,
+        ),
+        exact(
+            what,
+            "slots at 8 req/s, 128 tokens, 10.4 ms",
+            "10.6",
+            decode_slots(8, 128, 10.4),
+            conditions=little + "; 10.65 exactly, printed as 10.6",
+        ),
+        exact(
+            what,
+            "slots of a 2,000-token answer against 128",
+            "16",
+            decode_slots(1, 2000, 7.0) / decode_slots(1, 128, 7.0),
+            unit="times",
+            conditions=little,
+        ),
+        exact(
+            what,
+            "decode-loop time lost at 8 req/s x 14.7 ms",
+            "12",
+            100 * loop_time_lost(8, 14.7),
+            unit="%",
+            conditions="arrivals/s x preparation",
+        ),
         exact(what, "prefill workers", "2", workers(2, 4000, 5000, 0.8), conditions=two_each),
         exact(what, "decode workers", "2", workers(2, 500, 800, 0.8), conditions=two_each),
-        holds(what, "tokens read again in N chunks", "O(N^2)", f"{many / few:.2f} times for 16 chunks against 8", abs(many / few - 15 / 7) < 1e-9, conditions="an 8,192-token prompt: N (N - 1) / 2 chunks of context"),
+        holds(
+            what,
+            "tokens read again in N chunks",
+            "O(N^2)",
+            f"{many / few:.2f} times for 16 chunks against 8",
+            abs(many / few - 15 / 7) < 1e-9,
+            conditions="an 8,192-token prompt: N (N - 1) / 2 chunks of context",
+        ),
     ]
 
 
@@ -142,8 +175,21 @@ def distserve_rows(data: Data) -> list[Row]:
     per_gpu = min(2 * toy["prefill_only_rps_per_gpu"], toy["decode_only_rps_per_gpu"]) / 3
     printed_numbers = "the printed 5.6 (prefill), 10 (decode) and 1.6 (both) req/s"
     rows += [
-        exact("DistServe", "toy: 2P1D, req/s per GPU", "3.3", per_gpu, conditions=f"min(2 x 5.6, 10) / 3 from {printed_numbers}"),
-        exact("DistServe", "toy: gain over colocated", "2.1", per_gpu / toy["colocated_rps"], unit="times", conditions=printed_numbers),
+        exact(
+            "DistServe",
+            "toy: 2P1D, req/s per GPU",
+            "3.3",
+            per_gpu,
+            conditions=f"min(2 x 5.6, 10) / 3 from {printed_numbers}",
+        ),
+        exact(
+            "DistServe",
+            "toy: gain over colocated",
+            "2.1",
+            per_gpu / toy["colocated_rps"],
+            unit="times",
+            conditions=printed_numbers,
+        ),
     ]
     goodput = data.paper("distserve")["goodput_90pct_per_gpu"]
     ratios = [
@@ -158,7 +204,14 @@ def distserve_rows(data: Data) -> list[Row]:
         ("opt-66b-longbench", "DeepSpeedMII", "1.767"),
     ]
     rows += [
-        exact("DistServe", f"{case}: goodput ratio to {other}", text, goodput[case]["DistServe"] / goodput[case][other], unit="times", conditions="quotient of the two printed goodputs")
+        exact(
+            "DistServe",
+            f"{case}: goodput ratio to {other}",
+            text,
+            goodput[case]["DistServe"] / goodput[case][other],
+            unit="times",
+            conditions="quotient of the two printed goodputs",
+        )
         for case, other, text in ratios
     ]
     return rows
@@ -175,16 +228,60 @@ def mooncake_rows(data: Data) -> list[Row]:
     what = "Mooncake"
     saved = "prefix KV bytes / (its prefill FLOPs / (8 x {} TFLOP/s)), prefix 8,192, a 4, b 22"
     rows = [
-        exact(what, "tokens in 1 TB of DRAM", "3", 1e12 / token / 1e6, unit="million", conditions="320 KiB per token"),
-        exact(what, "bandwidth from which reuse pays, 8 x A800", "6", n * token / (flops / 8 / 312e12) / 1e9, unit="GB/s", conditions=saved.format(312)),
-        exact(what, "bandwidth from which reuse pays, 8 x H800", "19", n * token / (flops / 8 / 989e12) / 1e9, unit="GB/s", conditions=saved.format(989)),
+        exact(
+            what,
+            "tokens in 1 TB of DRAM",
+            "3",
+            1e12 / token / 1e6,
+            unit="million",
+            conditions="320 KiB per token",
+        ),
+        exact(
+            what,
+            "bandwidth from which reuse pays, 8 x A800",
+            "6",
+            n * token / (flops / 8 / 312e12) / 1e9,
+            unit="GB/s",
+            conditions=saved.format(312),
+        ),
+        exact(
+            what,
+            "bandwidth from which reuse pays, 8 x H800",
+            "19",
+            n * token / (flops / 8 / 989e12) / 1e9,
+            unit="GB/s",
+            conditions=saved.format(989),
+        ),
     ]
     table = paper["table2"]
     for column, name in ((0, "conversation"), (2, "synthetic")):
         requests = list(data.trace(f"mooncake_{name}_trace.jsonl"))
-        told = [("requests", table["requests"], len(requests)), ("mean input tokens", table["avg_input"], mean(r.input_tokens for r in requests)), ("mean output tokens", table["avg_output"], mean(r.output_tokens for r in requests))]
-        rows += [exact(what, f"{name} trace: {label}", f"{values[column]:,}", ours, conditions="as read by the trace reader") for label, values, ours in told]
-        rows.append(close(what, f"{name} trace: cache ratio", table["cache_ratio"][column], _cache_ratio(requests), conditions="whole 512-token blocks seen before over all whole blocks, cache without limit"))
+        told = [
+            ("requests", table["requests"], len(requests)),
+            ("mean input tokens", table["avg_input"], mean(r.input_tokens for r in requests)),
+            ("mean output tokens", table["avg_output"], mean(r.output_tokens for r in requests)),
+        ]
+        rows += [
+            exact(
+                what,
+                f"{name} trace: {label}",
+                f"{values[column]:,}",
+                ours,
+                conditions="as read by the trace reader",
+            )
+            for label, values, ours in told
+        ]
+        rows.append(
+            close(
+                what,
+                f"{name} trace: cache ratio",
+                table["cache_ratio"][column],
+                _cache_ratio(requests),
+                conditions=(
+                    "whole 512-token blocks seen before over all whole blocks, cache without limit"
+                ),
+            )
+        )
     return rows
 
 
@@ -206,19 +303,43 @@ def trace_rows(data: Data) -> list[Row]:
     told = data.paper("splitwise")["trace"]
     for name, file in (("coding", "code"), ("conv", "conv")):
         lengths = data.lengths(f"azure2023_{file}.csv")
-        for label, values in (("prompt", [r.input_tokens for r in lengths]), ("output", [r.output_tokens for r in lengths])):
+        for label, values in (
+            ("prompt", [r.input_tokens for r in lengths]),
+            ("output", [r.output_tokens for r in lengths]),
+        ):
             published = told[f"{name}_{label}_median"]
             ours = sorted(values)[len(values) // 2]
             # The paper rounds the coding prompt's median to hundreds ("1500").
             step = 100.0 if published == 1500 else 0.0
-            rows.append(exact("Splitwise", f"{file} trace: median {label} tokens", f"{published:,}", ours, step=step, conditions=f"all {len(lengths):,} rows" + (", printed in hundreds" if step else "")))
+            rows.append(
+                exact(
+                    "Splitwise",
+                    f"{file} trace: median {label} tokens",
+                    f"{published:,}",
+                    ours,
+                    step=step,
+                    conditions=f"all {len(lengths):,} rows"
+                    + (", printed in hundreds" if step else ""),
+                )
+            )
     sets = data.paper("sarathi")["datasets"]["openchat_sharegpt4"]
     lengths = data.lengths("sharegpt_8k_lengths_llama2.csv.gz")
-    for label, values in (("prompt", [r.input_tokens for r in lengths]), ("output", [r.output_tokens for r in lengths])):
+    for label, values in (
+        ("prompt", [r.input_tokens for r in lengths]),
+        ("output", [r.output_tokens for r in lengths]),
+    ):
         ranked = sorted(values)
         for percent in (50, 90):
             ours = ranked[ceil_div(percent * len(ranked), 100) - 1]
-            rows.append(exact("Sarathi-Serve", f"openchat_sharegpt4: P{percent} {label} tokens", f"{sets[f'{label}_p{percent}']:,}", ours, conditions=f"{len(ranked):,} rows, nearest rank"))
+            rows.append(
+                exact(
+                    "Sarathi-Serve",
+                    f"openchat_sharegpt4: P{percent} {label} tokens",
+                    f"{sets[f'{label}_p{percent}']:,}",
+                    ours,
+                    conditions=f"{len(ranked):,} rows, nearest rank",
+                )
+            )
     return rows
 
 
@@ -228,8 +349,29 @@ def paging_rows(data: Data) -> list[Row]:
     used = sum(r.input_tokens + r.output_tokens for r in lengths)
     kept = sum(16 * ceil_div(r.input_tokens + r.output_tokens, 16) for r in lengths)
     waste = 100 * (kept - used) / kept
-    rows = [holds("PagedAttention", "KV memory wasted", "< 4 %", f"{waste:.2f} %", waste < 4, conditions="empty slots of last blocks of 16, openchat_sharegpt4 lengths at their full length")]
+    rows = [
+        holds(
+            "PagedAttention",
+            "KV memory wasted",
+            "< 4 %",
+            f"{waste:.2f} %",
+            waste < 4,
+            conditions=(
+                "empty slots of last blocks of 16, openchat_sharegpt4 lengths at their full length"
+            ),
+        )
+    ]
     reserved = 8192 * len(lengths)
     without = 100 * (reserved - used) / reserved
-    rows.append(holds("PagedAttention", "KV memory wasted when the longest length is reserved", "60-80 %", f"{without:.0f} %", 60 <= without <= 80, conditions="8,192 slots reserved for each of the same requests", why="the share follows the length mix; the published range is of its own mixes"))
+    rows.append(
+        holds(
+            "PagedAttention",
+            "KV memory wasted when the longest length is reserved",
+            "60-80 %",
+            f"{without:.0f} %",
+            60 <= without <= 80,
+            conditions="8,192 slots reserved for each of the same requests",
+            why="the share follows the length mix; the published range is of its own mixes",
+        )
+    )
     return rows

@@ -16,10 +16,6 @@ class DataError(ValueError):
     """The data cannot be found, in one line."""
 
 
-class Missing(Exception):
-    """Something a row needs that this version does not have yet."""
-
-
 def data_root() -> Path:
     """The folder of published data. Raises DataError."""
     repo = Path(__file__).resolve().parents[2]

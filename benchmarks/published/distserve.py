@@ -131,9 +131,7 @@ def run_split(data: Data, place: Placement, requests: Sequence[TraceRequest]) ->
 
     decode_kv = kv_tokens(data, place.model, place.decode_tp, place.decode_pp) // place.decode_pp
     workers = {
-        "prefill": worker(
-            place.prefill_tp, kv_tokens(data, place.model, place.prefill_tp), 8192
-        ),
+        "prefill": worker(place.prefill_tp, kv_tokens(data, place.model, place.prefill_tp), 8192),
         "decode": worker(place.decode_tp, decode_kv, 65536),
     }
     records = simulate(
@@ -165,7 +163,8 @@ def example_rows(data: Data) -> list[Row]:
     published = "TP2 prefill + TP1 decode"
     best = max(found, key=lambda name: found[name])
     conditions = (
-        f"OPT-13B, {OVERHEAD.format('DistServe')}, max_num_tokens of its table, one pair, NVLink 300 GB/s, N = 300 "
+        f"OPT-13B, {OVERHEAD.format('DistServe')}, max_num_tokens of its "
+        "table, one pair, NVLink 300 GB/s, N = 300 "
         "Poisson (seed 0), P90 of TTFT 200 ms and of TPOT 100 ms each, its bisection over 0 to 5 "
         f"per GPU down to 0.25; prefill steps up to 8,192 tokens; {SAMPLED}; {STANDIN}; only "
         "placements without pipelines on up to 4 GPUs"
@@ -177,8 +176,24 @@ def example_rows(data: Data) -> list[Row]:
         f"{HALVES}: best is {shorter} at {halved[shorter]:.2f}, on a grid of 0.31"
     )
     return [
-        close(SOURCE, "simulator example: rate per GPU of the published placement", 1.56, found[published], unit="req/s", conditions=conditions, why=why),
-        holds(SOURCE, "simulator example: best placement", f"{published}, 1.56", f"{best}, {found[best]:.2f}", best == published, conditions=conditions, why=why),
+        close(
+            SOURCE,
+            "simulator example: rate per GPU of the published placement",
+            1.56,
+            found[published],
+            unit="req/s",
+            conditions=conditions,
+            why=why,
+        ),
+        holds(
+            SOURCE,
+            "simulator example: best placement",
+            f"{published}, 1.56",
+            f"{best}, {found[best]:.2f}",
+            best == published,
+            conditions=conditions,
+            why=why,
+        ),
     ]
 
 
@@ -241,14 +256,58 @@ def toy_rows(data: Data) -> list[Row]:
         f"{profile}its prefill of 512 takes 72 ms, so that the queue reaches 0.4 s far above 5.6; "
         f"with at most two prompts a step {alone:.1f}"
     )
-    decode_why = (
-        f"{profile}at 10 req/s its decode step is 27 ms, well below the goal of 40 ms"
-    )
+    decode_why = f"{profile}at 10 req/s its decode step is 27 ms, well below the goal of 40 ms"
     one = "one {0} worker beside eight of the other kind"
     return [
-        close(SOURCE, "toy: colocated", toy["colocated_rps"], colocated, unit="req/s", conditions=f"{conditions.replace('8,192', '16,384')}; vLLM's fit, prompts and decodes in turn; {goals}", why=f"{profile}at 1.6 req/s an answer of 1.6 s meets 2.6 prefills of 96 ms, which adds 4 ms to a TPOT of 25"),
-        close(SOURCE, "toy: one GPU, prefill only", toy["prefill_only_rps_per_gpu"], prefill, unit="req/s", conditions=f"{conditions}; TTFT <= 0.4 s for 90 %; {one.format('prefill')}", why=prefill_why),
-        close(SOURCE, "toy: one GPU, decode only", toy["decode_only_rps_per_gpu"], decode, unit="req/s", conditions=f"{conditions}; TPOT <= 0.04 s for 90 %; {one.format('decode')}", why=decode_why),
-        close(SOURCE, "toy: 2P1D per GPU", toy["per_gpu_rps"], split, unit="req/s", conditions=f"{conditions}; {goals}", why=decode_why),
-        close(SOURCE, "toy: gain of 2P1D over colocated", toy["gain"], split / colocated, unit="times", conditions="quotient of two rows above", why="both are off, for the reasons there"),
+        close(
+            SOURCE,
+            "toy: colocated",
+            toy["colocated_rps"],
+            colocated,
+            unit="req/s",
+            conditions=(
+                f"{conditions.replace('8,192', '16,384')}; vLLM's fit, prompts and "
+                f"decodes in turn; {goals}"
+            ),
+            why=(
+                f"{profile}at 1.6 req/s an answer of 1.6 s meets 2.6 prefills of 96 "
+                "ms, which adds 4 ms to a TPOT of 25"
+            ),
+        ),
+        close(
+            SOURCE,
+            "toy: one GPU, prefill only",
+            toy["prefill_only_rps_per_gpu"],
+            prefill,
+            unit="req/s",
+            conditions=f"{conditions}; TTFT <= 0.4 s for 90 %; {one.format('prefill')}",
+            why=prefill_why,
+        ),
+        close(
+            SOURCE,
+            "toy: one GPU, decode only",
+            toy["decode_only_rps_per_gpu"],
+            decode,
+            unit="req/s",
+            conditions=f"{conditions}; TPOT <= 0.04 s for 90 %; {one.format('decode')}",
+            why=decode_why,
+        ),
+        close(
+            SOURCE,
+            "toy: 2P1D per GPU",
+            toy["per_gpu_rps"],
+            split,
+            unit="req/s",
+            conditions=f"{conditions}; {goals}",
+            why=decode_why,
+        ),
+        close(
+            SOURCE,
+            "toy: gain of 2P1D over colocated",
+            toy["gain"],
+            split / colocated,
+            unit="times",
+            conditions="quotient of two rows above",
+            why="both are off, for the reasons there",
+        ),
     ]

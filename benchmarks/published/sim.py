@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.published.data import Missing
-from twofold.core.handoff import MODES
 from twofold.cost.models import ModelShape
 from twofold.cost.step import PrefillPart, StepTime
 from twofold.metrics.record import RequestRecord
@@ -50,15 +47,11 @@ def simulate(
     link_bytes_per_s: int = 300_000_000_000,
     block: int = BLOCK,
     handoff: str = "pull",
-    policies: Mapping[str, str] | None = None,
+    router: Mapping[str, Any] | None = None,
+    layer_groups: int = 4,
     latency: Mapping[str, int] = NO_LATENCY,
 ) -> list[RequestRecord]:
-    """Run `pools` ("2P1D") of `workers`, by role where they differ.
-
-    Raises Missing where this version lacks the handoff mode or cannot be told policies.
-    """
-    if handoff not in MODES:
-        raise Missing(f"handoff mode {handoff}")
+    """Run `pools` ("2P1D") of `workers`, by role where they differ; `router` are its settings."""
     layout = layout_of(shape, block, "float16")
 
     def make(pool: Pool) -> tuple[dict[str, Any], StepTime]:
@@ -75,13 +68,14 @@ def simulate(
         }
         return settings, own.step
 
-    options: dict[str, Any] = {}
-    if policies:
-        if "policies" not in inspect.signature(Cluster.__init__).parameters:
-            raise Missing("routing policies in the simulator")
-        options["policies"] = dict(policies)
     plans = plan_workers(parse_pools(pools), make)
-    cluster = Cluster(plans, link_bytes_per_s=link_bytes_per_s, **latency, **options)
+    cluster = Cluster(
+        plans,
+        link_bytes_per_s=link_bytes_per_s,
+        router=router,
+        layer_groups=layer_groups,
+        **cast("dict[str, Any]", dict(latency)),
+    )
     return cluster.run(requests)
 
 

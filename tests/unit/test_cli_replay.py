@@ -15,6 +15,7 @@ import pytest
 
 from tests.unit.plan_support import command, requests, write_profile, write_requests
 from twofold.cli import replay_jobs
+from twofold.cli.plan_run import frontier
 from twofold.plan.execute import Here
 from twofold.report.results import plan_from_json, replay_from_json
 from twofold.trace import TraceRequest
@@ -218,6 +219,8 @@ def test_a_plan_is_shown_and_written(files: tuple[Path, Path], tmp_path: Path) -
     )
     assert code == 0, err
     assert "space: 2 splits of 3 GPUs" in err
+    assert "after the race: 2P1D" in err or "after the race: 1P2D" in err
+    assert "3M chunk 512 holds " in err or "3M chunk 2048 holds " in err
     assert out.startswith("verdict: ")
     plan = plan_from_json(target.read_bytes())
     assert plan.verdict == "do not split"
@@ -236,6 +239,17 @@ def test_a_plan_is_shown_and_written(files: tuple[Path, Path], tmp_path: Path) -
     assert plan.frontier
     assert "short prompts" in [rule.rule for rule in plan.rules]
     assert " tokens or more" not in plan.because
+
+
+def test_the_frontier_has_no_run_that_another_beats(files: tuple[Path, Path]) -> None:
+    trace, profile = files
+    words = ("replay", trace, "--profile", profile, "--pools", "1M", "--jobs", 1, "--json", "-")
+    (run,) = replay_from_json(command(*words)[1].encode()).runs
+    made = [
+        msgspec.structs.replace(run, goodput_rps=goodput, slo_attainment=share, gpus=gpus)
+        for goodput, share, gpus in ((4, 0.9, 1), (6, 0.95, 2), (5, 0.8, 1), (4, 0.9, 2))
+    ]
+    assert frontier(made) == [made[2], made[0], made[1]]
 
 
 def test_one_gpu_and_no_goal_need_no_split(files: tuple[Path, Path]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import types
 from typing import Any
 
@@ -14,16 +15,18 @@ from twofold.plan.ray import RayExecutor, RayMissing
 
 
 def work(task: int) -> int:
-    """Squares; 13 is an error and 99 the end of the process."""
+    """Squares; 13 is an error, 99 the end of the process, and 1,000 takes for ever."""
     if task == 13:
         raise ValueError("unlucky")
     if task == 99:
         os._exit(7)
+    if task == 1000:
+        time.sleep(600)
     return task * task
 
 
 def lost(task: int, reason: str) -> int:
-    return -task
+    return -task if "code 7" in reason or "node died" in reason else 0
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -44,10 +47,11 @@ def test_an_error_is_raised_here_and_a_lost_process_is_an_answer() -> None:
 
 def test_what_is_left_undone_is_dropped_with_its_processes() -> None:
     with Processes(work, 2, lost) as where:
-        for number in range(5):
-            where.submit(number, number)
+        for number, task in enumerate((1000, 2, 3, 1000, 4)):
+            where.submit(number, task)
         where.take()
         processes = list(where._processes.values())
+        assert len(processes) == 2
     assert not any(process.is_alive() for process in processes)
 
 

@@ -93,6 +93,12 @@ def test_each_phase_has_its_own_degree(tmp_path: Path) -> None:
     assert {pools_name(c.pools) for c in space.unsplit} == {"4M:tp1", "2M:tp2"}
 
 
+def test_no_ratio_leaves_gpus_that_would_be_a_worker(tmp_path: Path) -> None:
+    found = names(enumerate_space(machines(tmp_path, 1, 2), 5))
+    assert "3P:tp1,1D:tp2" in found
+    assert "2P:tp1,1D:tp2" not in found
+
+
 def test_one_gpu_has_no_split_and_none_is_an_error(tmp_path: Path) -> None:
     assert enumerate_space(machines(tmp_path, 1), 1).splits == ()
     with pytest.raises(SetupError, match=r"^--gpus 1: fewer than one worker takes \(2\)$"):

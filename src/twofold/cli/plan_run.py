@@ -178,7 +178,7 @@ def make_plan(wish: Wish) -> Plan:
     with Bar() as bar:
         if forbids is not None:
             bar.note(f"no split is simulated: {forbids.rule} ({forbids.because})")
-        progress = Progress(bar.say, bar.tick)
+        progress = Progress(bar.say, bar.tick, bar.note)
         with made_executor(wish.ray, attempt, wish.setting.jobs, _lost_probe) as where:
             splits, unsplit = search(space, wish.like, wish.effort, where, progress)
             case = _case(wish, splits, unsplit, rules, where, progress)

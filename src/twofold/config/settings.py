@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 Role = Literal["prefill", "decode", "mixed"]
+Handoff = Literal["pull", "push", "layerwise"]
 
 POWER_OF_TWO: Final = "power_of_two"
 """Key in `Meta.extra` of a whole number that must be a power of two."""
@@ -70,8 +71,16 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         bool, Meta(description="keep the KV of finished prompts for prompts that begin alike")
     ] = True
     handoff: Annotated[
-        Literal["pull"], Meta(description="who moves the KV cache, and when: decode reads it")
+        Handoff,
+        Meta(
+            description="who moves the KV cache, and when: decode reads it once the prompt is read"
+            " (pull), prefill writes it then (push), or while longer prompts are read (layerwise)"
+        ),
     ] = "pull"
+    layerwise_min_tokens: Annotated[
+        int,
+        Meta(ge=1, description="tokens of the shortest prompt that layerwise hands over in parts"),
+    ] = 512
     transport: Annotated[
         Literal["shm", "tcp"], Meta(description="how KV bytes travel: shared memory or TCP")
     ] = "shm"
@@ -178,6 +187,9 @@ class GatewaySettings(GatewayLimits, frozen=True, kw_only=True):
     port: Annotated[_Port, Meta(description="port of the public API; 0: any free one")]
     admin_host: Annotated[_Host, Meta(description="address of the admin API")]
     admin_port: Annotated[_Port, Meta(description="port of the admin API; 0: any free one")]
+    handoff: Annotated[
+        Handoff, Meta(description="the handoff of its workers; both legs leave at once unless pull")
+    ] = "pull"
     workers: Annotated[
         tuple[WorkerAddress, ...],
         Meta(min_length=1, description="a worker, as NAME=ROLE@HOST:PORT; once for each worker"),

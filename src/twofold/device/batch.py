@@ -6,7 +6,7 @@ per distinct sliding window, and then used by every layer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -83,12 +83,21 @@ class StepBatch:
     So when a row enters a block without filling it, the rest of the block is zeroed: no slot
     is ever read that was not written or zeroed for its present owner, whatever a broken transfer
     left there.
+
+    `on_layer(i)` is called once the keys and values of layers 0 to `i` are all written.
     """
 
-    def __init__(self, spans: Sequence[Span], pool: KVPool, workspace: Workspace) -> None:
+    def __init__(
+        self,
+        spans: Sequence[Span],
+        pool: KVPool,
+        workspace: Workspace,
+        on_layer: Callable[[int], None] | None = None,
+    ) -> None:
         self._spans = spans
         self._pool = pool
         self._workspace = workspace
+        self._on_layer = on_layer
         self._device = pool.blocks.device
         self._plans: dict[int | None, _Plan] = {}
         self._slots = self._to_device(self._slot_numbers())
@@ -132,6 +141,8 @@ class StepBatch:
         slots = self._slots + layer * 2 * self._pool.block_size
         self._pool.slots.index_copy_(0, slots, key.transpose(0, 1))
         self._pool.slots.index_copy_(0, slots + self._pool.block_size, value.transpose(0, 1))
+        if self._on_layer is not None:
+            self._on_layer(layer)
         if window not in self._plans:
             self._plans[window] = self._plan(window, query.dtype)
         plan = self._plans[window]

@@ -71,6 +71,11 @@ class KVPool:
         return torch.frombuffer(buffer, dtype=dtype, count=count).view(shape)
 
     @property
+    def staged(self) -> bool:
+        """Whether blocks pass between pool and host buffer only by export and import."""
+        return self._host is not None
+
+    @property
     def rows(self) -> torch.Tensor:
         """The pool as `[num_blocks * layers * 2, block_size * kv_heads * head_dim]`."""
         return self.blocks.view(-1, self.block_size * self.kv_heads * self.head_dim)

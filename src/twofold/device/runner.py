@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,6 +16,10 @@ from twofold.device.weights import LoadedModel
 from twofold.types import BlockId, SamplingParams, ceil_div
 
 __all__ = ["Row", "Runner", "Sampled"]
+
+
+_LAYER_GROUPS: Final = 4
+"""Parts of a step after which progress is told, the last excepted."""
 
 
 class Row(NamedTuple):
@@ -74,9 +78,19 @@ class Runner:
         self._workspace = Workspace(self._pool.blocks)
         self.bytes_per_block: Final = self._pool.bytes_per_block
 
+    @property
+    def in_place(self) -> bool:
+        """Whether the pool lies in the host buffer, so that nothing is exported or imported."""
+        return not self._pool.staged
+
     @torch.inference_mode()
-    def run(self, rows: Sequence[Row]) -> list[Sampled | None]:
+    def run(
+        self, rows: Sequence[Row], on_layers: Callable[[int], None] | None = None
+    ) -> list[Sampled | None]:
         """Compute `rows` in one pass. The answer goes with them, None where `sample` is false.
+
+        `on_layers(n)` is called a few times meanwhile, in this thread: the KV of the first `n`
+        layers is as it will be. For a pool that is `in_place` only.
 
         Raises ValueError for a row that cannot be run, before anything is written, and
         ArithmeticError when logits are not finite.
@@ -87,7 +101,8 @@ class Runner:
         spans = [Span(row.start, len(row.tokens), row.blocks) for row in rows]
         ends = np.cumsum([span.length for span in spans])
         asked = [i for i, row in enumerate(rows) if row.sample]
-        batch = StepBatch(spans, self._pool, self._workspace)
+        on_layer = self._telling(on_layers) if on_layers is not None else None
+        batch = StepBatch(spans, self._pool, self._workspace, on_layer)
         output = self._model(
             input_ids=torch.from_numpy(tokens)[None].to(self._device),
             position_ids=batch.positions()[None],
@@ -100,6 +115,17 @@ class Runner:
         for i, sampled in zip(asked, drawn, strict=True):
             answer[i] = sampled
         return answer
+
+    def _telling(self, on_layers: Callable[[int], None]) -> Callable[[int], None]:
+        """Makes of each layer's end the end of a group of layers."""
+        layers = self._pool.layers
+        ends = frozenset(layers * i // _LAYER_GROUPS for i in range(1, _LAYER_GROUPS))
+
+        def on_layer(layer: int) -> None:
+            if layer + 1 in ends:
+                on_layers(layer + 1)
+
+        return on_layer
 
     def export_blocks(self, ids: Sequence[BlockId]) -> None:
         """Make the host buffer hold these blocks as they are on the device."""

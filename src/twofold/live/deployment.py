@@ -67,6 +67,7 @@ def plan_deployment(settings: ServeSettings) -> Deployment:
         port=settings.port or public,
         admin_host=LOOPBACK,
         admin_port=settings.admin_port or admin,
+        handoff=settings.engine.handoff,
         workers=tuple(WorkerAddress(w.name, w.role, w.host, w.port) for w in workers),
         **msgspec.structs.asdict(settings.limits),
     )

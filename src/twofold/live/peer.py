@@ -16,10 +16,11 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable
-from typing import Annotated, Final, cast
+from typing import Final, cast
 
 import msgspec
 
+from twofold.live.peer_hello import HELLO_BYTES, Hello, decode_hello, hello_bytes, stranger
 from twofold.messages import (
     Claim,
     Closed,
@@ -31,30 +32,15 @@ from twofold.messages import (
     PeerMessage,
     Refusal,
     ToPeer,
+    Written,
 )
-from twofold.types import PROTOCOL_VERSION
 
 _log = logging.getLogger("twofold.peer")
 
-_MAGIC: Final = "twofold-peer"
-_HELLO_BYTES: Final = 1024
 _LENGTH_BYTES: Final = 4
 
-_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-
-
-class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The first message of each side. `expect` is whom the connecting side means to reach."""
-
-    magic: str
-    protocol: int
-    engine_id: _Name
-    expect: Annotated[str, msgspec.Meta(max_length=256)] = ""
-
-
-_HELLO: Final = msgspec.msgpack.Decoder(Hello)
 _TO_PREFILL: Final = msgspec.msgpack.Decoder(Claim | Heartbeat | Done)
-_TO_DECODE: Final = msgspec.msgpack.Decoder(Grant | Refusal | Closed)
+_TO_DECODE: Final = msgspec.msgpack.Decoder(Grant | Written | Refusal | Closed)
 
 
 class PeerLinks:
@@ -64,6 +50,7 @@ class PeerLinks:
     `send`. `connect_timeout_s` bounds connecting and the Hello together. `dead_after_s`: a peer
     whose host is silent for so long is lost. What a peer does not take in is kept up to
     `max_queue_bytes`; then it is lost too. `max_connections` bounds those made by peers.
+    `on_met(peer, pid)` is called before the first message to a prefill worker leaves.
     """
 
     def __init__(
@@ -76,6 +63,7 @@ class PeerLinks:
         max_frame_bytes: int = 64 * 1024 * 1024,
         max_queue_bytes: int = 64 * 1024 * 1024,
         max_connections: int = 256,
+        on_met: Callable[[str, int], None] = lambda peer, pid: None,
     ) -> None:
         self.engine_id = engine_id
         self.connect_timeout_s = connect_timeout_s
@@ -84,6 +72,7 @@ class PeerLinks:
         self.max_queue_bytes = max_queue_bytes
         self._deliver = deliver
         self._max_connections = max_connections
+        self._on_met = on_met
         self._out: dict[str, _Link] = {}
         self._in: dict[str, _Link] = {}
         self._open: dict[int, _Link] = {}
@@ -107,7 +96,7 @@ class PeerLinks:
         peer = effect.peer
         # Losses come after the effects at hand have been carried out, not amid them.
         soon = asyncio.get_running_loop().call_soon
-        if isinstance(effect.message, Grant | Refusal | Closed):
+        if isinstance(effect.message, Grant | Written | Refusal | Closed):
             link = self._in.get(peer)
             if link is None:
                 # Its decode side is gone, or has yet to come back: either way it cannot be told.
@@ -165,13 +154,12 @@ class PeerLinks:
 
     def greeted(self, link: _Link, hello: Hello) -> str:
         """Check a peer's Hello; gives the reason if the connection cannot be used."""
-        if hello.magic != _MAGIC:
-            return "not a worker"
-        if hello.protocol != PROTOCOL_VERSION:
-            return f"protocol {hello.protocol} there, {PROTOCOL_VERSION} here"
+        if reason := stranger(hello):
+            return reason
         if link.outbound:
             if hello.engine_id != link.peer:
                 return f"stale: restarted as {hello.engine_id}"
+            self._on_met(hello.engine_id, hello.pid)
             return ""
         if hello.expect != self.engine_id:
             # Meant for another life of this worker. What we have with that peer is not touched.
@@ -312,7 +300,7 @@ class _Link(asyncio.Protocol):
         self._buffer += data
         while not self._cut and len(self._buffer) >= _LENGTH_BYTES:
             size = int.from_bytes(self._buffer[:_LENGTH_BYTES], "big")
-            limit = self._links.max_frame_bytes if self._greeted else _HELLO_BYTES
+            limit = self._links.max_frame_bytes if self._greeted else HELLO_BYTES
             if size > limit:
                 self._refuse(f"a frame of {size} bytes, where {limit} is the most")
                 return
@@ -335,7 +323,7 @@ class _Link(asyncio.Protocol):
             if self._greeted:
                 message = self._decoder.decode(frame)
             else:
-                hello = _HELLO.decode(frame)
+                hello = decode_hello(frame)
         except (msgspec.DecodeError, UnicodeError) as error:
             self._refuse(f"malformed message: {error}")
             return
@@ -371,13 +359,8 @@ class _Link(asyncio.Protocol):
         self._links.lose(self, reason)
 
     def _write_hello(self) -> None:
-        hello = Hello(
-            magic=_MAGIC,
-            protocol=PROTOCOL_VERSION,
-            engine_id=self._links.engine_id,
-            expect=self.peer if self.outbound else "",
-        )
-        self._write_frame(msgspec.msgpack.encode(hello))
+        expect = self.peer if self.outbound else ""
+        self._write_frame(hello_bytes(self._links.engine_id, expect))
 
     def _write_frame(self, message: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():

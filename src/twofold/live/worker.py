@@ -13,6 +13,7 @@ import msgspec
 
 from twofold.config import WorkerSettings
 from twofold.core import journal
+from twofold.core.handoff import MODES
 from twofold.core.worker import WorkerCore
 from twofold.device.runner import Runner
 from twofold.device.sampling import Sampled
@@ -55,7 +56,9 @@ class Worker:
         self.model_name = engine.served_model_name or loaded.path.name
         self._clock = LoopClock()
         self.layout = msgspec.structs.replace(
-            layout_of(loaded, block_size=engine.block_size), transport=_transport(engine.transport)
+            layout_of(loaded, block_size=engine.block_size),
+            transport=_transport(engine.transport),
+            handoff=engine.handoff,
         )
         # Random, so that no peer takes this life of the worker for the one before it.
         epoch = os.urandom(16)
@@ -83,6 +86,7 @@ class Worker:
             "prefix_caching": engine.prefix_caching,
             "handoff": engine.handoff,
             "lease_ns": seconds_to_ns(engine.lease_s),
+            "min_layerwise_tokens": engine.layerwise_min_tokens,
         }
         self._journal: BinaryIO | None = None
         self._server: HttpServer | None = None
@@ -92,7 +96,9 @@ class Worker:
     async def start(self) -> None:
         """Listen for peers and for HTTP. Raises OSError when a port is taken."""
         driver = self.driver = self._make_driver()
-        links = driver.links = PeerLinks(self.engine_id, driver.deliver)
+        links = driver.links = PeerLinks(
+            self.engine_id, driver.deliver, on_met=driver.processes.met
+        )
         self.handoff_port = await links.listen(self._host, self.handoff_port)
         self._api = WorkerApi(
             driver=driver,
@@ -140,6 +146,8 @@ class Worker:
             on_token=self._on_token,
             on_ended=self._on_ended,
             journal_file=self._journal,
+            by_layer=MODES[self.layout.handoff].by_layer,
+            n_layers=self.layout.layers,
         )
 
     def identity(self) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO, Protocol
 
+import msgspec
+
 from twofold.core import journal
 from twofold.core.worker import WorkerCore
 from twofold.device.runner import Row
@@ -19,11 +21,17 @@ from twofold.device.sampling import Sampled
 from twofold.live.clock import Clock, Timer
 from twofold.live.device_thread import DeviceThread
 from twofold.live.peer import PeerLinks
+from twofold.live.processes import Processes
+from twofold.live.push import Incoming, Outgoing
 from twofold.messages import (
     CancelRead,
+    CancelWrite,
     Digest,
     Digested,
     Ended,
+    Fence,
+    FromPeer,
+    LayersDone,
     Read,
     ReadDone,
     RunStep,
@@ -35,6 +43,7 @@ from twofold.messages import (
     WakeAt,
     WorkerEffect,
     WorkerMessage,
+    Write,
 )
 from twofold.transport.base import Completion, Transport
 from twofold.transport.checksum import checksums
@@ -47,7 +56,11 @@ _log = logging.getLogger("twofold.worker")
 class StepRunner(Protocol):
     """What the driver needs of a device: see `device.runner.Runner`."""
 
-    def run(self, rows: Sequence[Row]) -> list[Sampled | None]: ...  # noqa: D102
+    @property
+    def in_place(self) -> bool: ...  # noqa: D102
+    def run(  # noqa: D102
+        self, rows: Sequence[Row], on_layers: Callable[[int], None] | None = None
+    ) -> list[Sampled | None]: ...
     def export_blocks(self, ids: Sequence[BlockId]) -> None: ...  # noqa: D102
     def import_blocks(self, ids: Sequence[BlockId]) -> None: ...  # noqa: D102
 
@@ -56,7 +69,8 @@ class WorkerDriver:
     """Carries messages to a core and its effects out.
 
     `on_token(effect, sampled)` and `on_ended(effect)` get the answers. `journal_file`, when given,
-    gets every message and its effects, for `core.journal.replay`.
+    gets every message and its effects, for `core.journal.replay`. With `by_layer` the core hears
+    how far a step has got.
     """
 
     def __init__(
@@ -71,6 +85,8 @@ class WorkerDriver:
         on_token: Callable[[Token, Sampled], None],
         on_ended: Callable[[Ended], None],
         journal_file: BinaryIO | None = None,
+        by_layer: bool = False,
+        n_layers: int = 1,
     ) -> None:
         self.core = core
         self.device = DeviceThread()
@@ -91,6 +107,14 @@ class WorkerDriver:
         self._sampling: dict[RequestId, SamplingParams] = {}
         self._sampled: dict[RequestId, Sampled] = {}
         self._imports: dict[RequestId, tuple[BlockId, ...]] = {}
+        self._by_layer = by_layer and runner.in_place
+        self.processes = Processes(clock)
+        self._outgoing = Outgoing(
+            transport=transport, n_layers=n_layers, export=self._export, deliver=self.deliver
+        )
+        self._incoming = Incoming(
+            transport=transport, processes=self.processes, deliver=self.deliver
+        )
 
     def sample_by(self, request_id: RequestId, params: SamplingParams) -> None:
         """Remember how a request's tokens are chosen; the core has no need to know."""
@@ -111,6 +135,8 @@ class WorkerDriver:
             self._busy = False
 
     def _handle(self, message: WorkerMessage) -> None:
+        if isinstance(message, FromPeer):
+            self._incoming.heard(message)
         now_ns = self._clock.now_ns()
         effects = self.core.handle(message, now_ns)
         if self._journal is not None:
@@ -130,7 +156,7 @@ class WorkerDriver:
             self._on_ended(effect)
         elif isinstance(effect, ToPeer):
             if self.links is not None:
-                self.links.send(effect)
+                self.links.send(self._incoming.claim(effect))
         elif isinstance(effect, Digest):
             self._digest(effect)
         elif isinstance(effect, Read):
@@ -138,6 +164,14 @@ class WorkerDriver:
             self._transport.read(effect.request_id, effect.segment, effect.pairs)
         elif isinstance(effect, CancelRead):
             self._transport.cancel(effect.request_id)
+        elif isinstance(effect, Write):
+            self._outgoing.write(effect)
+        elif isinstance(effect, CancelWrite):
+            self._outgoing.cancel(effect.request_id)
+        elif isinstance(effect, Fence):
+            source = self.core.engine.row(effect.request_id).source
+            assert source is not None
+            self._incoming.fence(effect.request_id, source)
         elif isinstance(effect, WakeAt):
             self._wake_at(effect.at_ns)
 
@@ -163,7 +197,11 @@ class WorkerDriver:
             tokens = tuple((request_id, s.token) for request_id, s in self._sampled.items())
             self.deliver(StepDone(step.step, tokens))
 
-        self.device.submit(lambda: self._runner.run(rows), done)
+        def on_layers(n_layers: int) -> None:
+            self._soon(lambda: self.deliver(LayersDone(step.step, n_layers)))
+
+        tell = self._by_layer and any(n > 1 for _, _, n in step.work)
+        self.device.submit(lambda: self._runner.run(rows, on_layers if tell else None), done)
 
     def _row(self, request_id: RequestId, start: int, n: int) -> Row:
         request = self.core.engine.row(request_id)
@@ -184,23 +222,67 @@ class WorkerDriver:
 
     # ---------------------------------------------------------------- KV bytes
 
+    def _export(self, blocks: Sequence[BlockId], then: Callable[[str], None]) -> None:
+        """Make the host buffer hold blocks as they are on the device; `then(reason)` if not."""
+
+        def exported(_: None, error: BaseException | None) -> None:
+            then("" if error is None else f"export failed: {error}")
+
+        if self._runner.in_place:
+            then("")
+        else:
+            self.device.submit(lambda: self._runner.export_blocks(blocks), exported)
+
+    def _import(self, blocks: Sequence[BlockId], then: Callable[[str], None]) -> None:
+        """Make the device hold blocks as they are in the host buffer; `then(reason)` if not."""
+
+        def imported(_: None, error: BaseException | None) -> None:
+            then("" if error is None else f"import failed: {error}")
+
+        if self._runner.in_place:
+            then("")
+        else:
+            self.device.submit(lambda: self._runner.import_blocks(blocks), imported)
+
     def _digest(self, effect: Digest) -> None:
-        """Export (where the device is not host memory), then checksum, both off the loop."""
+        """Checksum blocks off the loop: what a peer wrote as it landed, our own as exported."""
 
         def hash_blocks() -> None:
             sums = checksums(self._memory.buffer, effect.blocks, self._memory.block_bytes)
-            self._soon(lambda: self.deliver(Digested(effect.request_id, sums)))
+            self._soon(lambda: self._digested(Digested(effect.request_id, sums), effect.blocks))
 
-        def exported(_: None, error: BaseException | None) -> None:
-            if error is None:
-                self._hasher.submit(hash_blocks)
+        if self._is_taken_over(effect.request_id):
+            self._hasher.submit(hash_blocks)
+        else:
+            self._export(effect.blocks, lambda reason: reason or self._hasher.submit(hash_blocks))
 
-        self.device.submit(lambda: self._runner.export_blocks(effect.blocks), exported)
+    def _is_taken_over(self, request_id: RequestId) -> bool:
+        """Whether a request's KV is a peer's, and not believed yet."""
+        request = self.core.engine.requests.get(request_id)
+        return (
+            request is not None
+            and request.source is not None
+            and request_id in self.core.pool.holds
+        )
+
+    def _digested(self, message: Digested, blocks: tuple[BlockId, ...]) -> None:
+        """What was taken over is on the device before the core can believe it.
+
+        The device thread keeps the order: whoever may have these blocks next runs after that.
+        """
+        if not self._is_taken_over(message.request_id):
+            self.deliver(message)
+            return
+        wrong = Digested(message.request_id, ())
+        self._import(blocks, lambda reason: self.deliver(wrong if reason else message))
 
     def completions(self) -> None:
         """The transport has completions; to be called in the loop when it notifies."""
         for completion in self._transport.poll():
-            self._read_done(completion)
+            if completion.transfer_id < 0:
+                self._outgoing.done(completion)
+            else:
+                self._read_done(completion)
 
     def _read_done(self, completion: Completion) -> None:
         blocks = self._imports.pop(completion.transfer_id)
@@ -215,14 +297,12 @@ class WorkerDriver:
         if not completion.ok:
             self.deliver(message)
             return
+        lost = ReadDone(completion.transfer_id, ok=False)
 
-        def imported(_: None, error: BaseException | None) -> None:
-            if error is None:
-                self.deliver(message)
-            else:
-                self.deliver(ReadDone(completion.transfer_id, ok=False, reason=str(error)))
+        def imported(reason: str) -> None:
+            self.deliver(msgspec.structs.replace(lost, reason=reason) if reason else message)
 
-        self.device.submit(lambda: self._runner.import_blocks(blocks), imported)
+        self._import(blocks, imported)
 
     # --------------------------------------------------------------------- end
 
@@ -260,6 +340,7 @@ class WorkerDriver:
         if self.links is not None:
             await self.links.close()
         self._transport.close()
+        self.processes.close()
         self._hasher.shutdown(wait=True)
         self.device.close()
         if self._journal is not None:

@@ -9,7 +9,7 @@ import msgspec
 
 from twofold.cost.accelerators import Accelerator, accelerator
 from twofold.cost.errors import CostError
-from twofold.cost.models import ModelShape, fits_tokens, model_shape
+from twofold.cost.models import ModelShape, fits_tokens, known_models, model_shape
 from twofold.cost.profile import Profile
 from twofold.cost.readers import read_profile
 from twofold.cost.step import StepTime
@@ -120,7 +120,7 @@ def _profiled(hardware: Hardware) -> Machine:
     named = hardware.accelerator or profile.accelerator
     hardware = msgspec.structs.replace(hardware, accelerator=named, tp=profile.tp)
     try:
-        shape = model_shape(hardware.model or profile.model)
+        shape = model_shape(hardware.model or _known_name(profile.model))
     except CostError as error:
         raise CostError(
             f"{hardware.profile}: {error}; --model says the shape of a profile's model"
@@ -141,6 +141,12 @@ def _profiled(hardware: Hardware) -> Machine:
         most_prefill=_most_prefill(profile, hardware.extrapolate),
         kv_tokens=profile.max_kv_tokens or 0,
     )
+
+
+def _known_name(model: str) -> str:
+    """The known model that `model` is spelled like but for its hyphens: llama2-70b."""
+    plain = model.lower().replace("-", "")
+    return next((name for name in known_models() if name.lower().replace("-", "") == plain), model)
 
 
 def _most_batch(profile: Profile, extrapolate: bool) -> int:

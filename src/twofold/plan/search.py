@@ -18,10 +18,14 @@ from twofold.plan.known import start_scale
 from twofold.plan.placement import Candidate, Space, between, first_of
 from twofold.plan.runner import Probe, Problem
 from twofold.plan.scenario import Scenario
+from twofold.plan.words import figure
 from twofold.plan.workload import requests_of, summary
+from twofold.sim.pools import pools_name
 
 _UP: Final = 1.25
+_MOST_UP: Final = 2.5
 _DOWN: Final = 1.6
+_MOST_DOWN: Final = 4.0
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,9 +36,9 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     and one that does not.
     """
 
-    race: int = 1500
-    whole: int = 5000
-    resample: int = 3000
+    race: int = 1000
+    whole: int = 3000
+    resample: int = 1500
     resamples: int = 8
     splits: int = 3
     unsplit: int = 2
@@ -80,10 +84,13 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How a search tells of itself: `say` begins a stage of about `runs` runs, `tick` ends one."""
+    """How a search tells of itself: `say` begins a stage of about so many runs, `tick` ends one,
+    `note` says what is known by now, lest it be lost when the search is interrupted.
+    """
 
     say: Callable[[str, int], Any]
     tick: Callable[[], Any]
+    note: Callable[[str], Any] = lambda line: None
 
 
 def search(
@@ -96,10 +103,12 @@ def search(
     """(splits, unsplit set-ups), each with the best first; the first of each have all figures."""
     splits = _coarse(space.splits, like, effort, executor, progress)
     unsplit = _coarse(space.unsplit, like, effort, executor, progress)
+    _tell(progress, "after the race", splits, unsplit)
     finalists = [*splits[: effort.splits], *unsplit[: effort.unsplit]]
     fine = _fine(finalists, like, effort, executor, progress)
     splits = _ranked([*(f for f in fine if f.candidate.split), *splits[effort.splits :]])
     unsplit = _ranked([*(f for f in fine if not f.candidate.split), *unsplit[effort.unsplit :]])
+    _tell(progress, "bisected", splits, unsplit)
     winners = [found[0] for found in (splits, unsplit) if found]
     resampled = _resampled(winners, like, effort, executor, progress)
     by_candidate = {id(f.candidate): f for f in resampled}
@@ -107,6 +116,17 @@ def search(
         [by_candidate.get(id(f.candidate), f) for f in splits],
         [by_candidate.get(id(f.candidate), f) for f in unsplit],
     )
+
+
+def _tell(progress: Progress, when: str, *kinds: Sequence[Finding]) -> None:
+    """The best of each kind so far."""
+    best = [findings[0] for findings in kinds if findings]
+    words = [
+        f"{pools_name(f.candidate.pools)} chunk {f.candidate.chunk_tokens} holds "
+        f"{figure(f.best.rate_rps)} req/s"
+        for f in best
+    ]
+    progress.note(f"{when}: {', '.join(words)}")
 
 
 def _ranked(findings: Sequence[Finding]) -> list[Finding]:
@@ -164,13 +184,15 @@ def _race(
 ) -> list[Finding]:
     """All at one rate, those that hold it at a higher one, and so on until none does.
 
-    Where none holds the first, all go down together until one does. So the weak cost one run
-    each, and how far they fell short ranks them.
+    Steps grow while all hold, and are small again once some fall behind. Where none holds the
+    first rate, all go down together until one does. So the weak cost few runs, and how far they
+    fell short ranks them.
     """
     held: list[Probe | None] = [None] * len(candidates)
     broke: list[Probe | None] = [None] * len(candidates)
     problems, runs = [""] * len(candidates), [0] * len(candidates)
-    racing, scale = list(range(len(candidates))), neat(start)
+    racing, scale, low = list(range(len(candidates))), neat(start), 0.0
+    step, down = _UP, _DOWN
     while racing and LOWEST <= scale <= HIGHEST:
         scenarios = [
             msgspec.structs.replace(candidates[i].scenario(like), rate_scale=scale) for i in racing
@@ -185,10 +207,15 @@ def _race(
                 standing.append(i)
             else:
                 broke[i] = outcome
-        if not standing and any(one is not None for one in held):
+        if not standing and low and step == _UP:
             break
-        racing = standing or racing
-        scale = neat(scale * _UP if standing else scale / _DOWN)
+        if not standing and low:
+            step = _UP
+        elif standing:
+            step = min(step * step, _MOST_UP) if standing == racing else _UP
+            low, racing = scale, standing
+        scale = neat(low * step if low else scale / down)
+        down = min(down * down, _MOST_DOWN)
     return [
         Finding(
             candidate=candidate,
@@ -222,7 +249,7 @@ def _fine(
     searches = [
         highest(
             like.attainment,
-            start=finding.coarse.scale or 1.0,
+            start=_near(finding.coarse),
             step=1.1,
             within=effort.within,
         )
@@ -233,6 +260,13 @@ def _fine(
         msgspec.structs.replace(finding, fine=found)
         for finding, found in zip(finalists, held, strict=True)
     ]
+
+
+def _near(coarse: Held) -> float:
+    """A rate scale to begin at, close to where the race ended."""
+    if coarse.held is None and coarse.broke is not None:
+        return coarse.broke.rate_scale / 1.5
+    return coarse.scale or 1.0
 
 
 def _resampled(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from twofold.messages import Abort, Release
 from twofold.metrics.record import RequestRecord
 from twofold.sim.events import Events, Kind
-from twofold.sim.faults import Crash, Faults
+from twofold.sim.faults import Again, Crash, Faults, Jump, Pause, Sever, Stray, Trouble
 from twofold.sim.gateway import SimGateway
 from twofold.sim.network import Network
 from twofold.sim.observer import Observer
@@ -24,8 +25,9 @@ class Cluster:
     `router` are further settings of the router, `layer_groups` how often a device says how far
     it is within a step (for layer-wise handoff). `time_left_ns` is every request's deadline, 0
     for none. `gone_after_ns(request_id)` says when its client closes the connection, counted
-    from its arrival, 0 for never. `observers` see every message. Without observers, faults and
-    contents, steps that are alike are crossed at once unless `singly`; the records are the same.
+    from its arrival, 0 for never. `crashes` are troubles of all kinds. `observers` see every
+    message. Without observers, faults and contents, steps that are alike are crossed at once
+    unless `singly`; the records are the same.
     Nothing here depends on the wall clock, on chance or on hash order.
     """
 
@@ -45,17 +47,17 @@ class Cluster:
         probe_ns: int = NS_PER_S,
         gone_after_ns: Callable[[RequestId], int] | None = None,
         faults: Faults | None = None,
-        crashes: Sequence[Crash] = (),
+        crashes: Sequence[Trouble] = (),
         observers: Sequence[Observer] = (),
         track_contents: bool = False,
         singly: bool = False,
     ) -> None:
         self.events = Events()
         self._notice_ns, self._gone_after_ns = leg_latency_ns, gone_after_ns
-        self._crashes = crashes
+        self._troubles = crashes
         self._records: dict[RequestId, RequestRecord] = {}
         watched = bool(observers) or track_contents or faults is not None  # sees every token
-        network = Network(
+        self.network = network = Network(
             self.events,
             leg_latency_ns=leg_latency_ns,
             peer_latency_ns=peer_latency_ns,
@@ -78,6 +80,7 @@ class Cluster:
             network=network,
             observers=observers,
             on_record=self._keep,
+            keep_prompts=any(isinstance(trouble, Again) for trouble in crashes),
         )
         self._prompts: PromptSource = Prompts() if watched else _prompts_for(workers)
 
@@ -91,8 +94,8 @@ class Cluster:
         for name, worker in self.workers.items():
             worker.start()
             self.gateway.see(name)
-        for crash in self._crashes:
-            self.events.at(crash.at_ns, Kind.FAULT, 0, self._crash, crash)
+        for trouble in self._troubles:
+            self.events.at(trouble.at_ns, Kind.FAULT, 0, self._trouble, trouble)
         self._next(iter(requests), 0)
         self.events.run(most_events)
         return [self._records[request_id] for request_id in sorted(self._records)]
@@ -117,11 +120,28 @@ class Cluster:
     def _keep(self, record: RequestRecord) -> None:
         self._records[record.request_id] = record
 
-    def _crash(self, crash: Crash) -> None:
-        worker = self.workers[crash.worker]
+    def _trouble(self, trouble: Trouble) -> None:
+        worker = self.workers[trouble.worker]
         if worker.core is None:
             return
-        worker.kill()
+        if isinstance(trouble, Crash):
+            self._crash(trouble)
+        elif isinstance(trouble, Pause):
+            worker.pause()
+            self.events.after(trouble.for_ns, Kind.FAULT, 0, worker.resume, worker.engine_id)
+        elif isinstance(trouble, Jump):
+            worker.clock.jump(trouble.by_ns)
+        elif isinstance(trouble, Sever):
+            other = self.workers[trouble.other]
+            if other.core is not None:
+                self.network.sever(worker, other)
+        elif isinstance(trouble, Again):
+            self.gateway.send_again(trouble)
+        else:
+            worker.feed(worker.engine_id, _stray(trouble))
+
+    def _crash(self, crash: Crash) -> None:
+        self.workers[crash.worker].kill()
         self.events.after(self._notice_ns, Kind.LEG, 0, self._missed, crash.worker)
         if crash.down_ns is not None:
             self.events.after(crash.down_ns, Kind.FAULT, 0, self._restart, crash.worker)
@@ -133,6 +153,12 @@ class Cluster:
     def _restart(self, name: str) -> None:
         self.workers[name].start()
         self.events.after(self._notice_ns, Kind.LEG, 0, self.gateway.see, name)
+
+
+def _stray(stray: Stray) -> Abort | Release:
+    if stray.release:
+        return Release(stray.request_id, stray.generation)
+    return Abort(stray.request_id)
 
 
 def _prompts_for(workers: Sequence[WorkerPlan]) -> PromptSource:

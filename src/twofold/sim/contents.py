@@ -9,30 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from twofold.core.blocks import BlockPool
 from twofold.core.engine import Engine
 from twofold.messages import RunStep
-from twofold.trace.hashing import mix64
 from twofold.types import BlockId, RequestId
 
-_MASK = (1 << 64) - 1
 _EMPTY = 0
+_POSITIVE = 1 << 48  # added to tokens: hashes of small negative numbers are not all different
 
 
 def chain(tokens: Iterable[int], parent: int = 1) -> list[int]:
-    """Content of the slots of `tokens`, after a slot with content `parent`."""
+    """Content of the slots of `tokens`, after a slot with content `parent`.
+
+    Python's hash of a pair of integers is the same everywhere, unlike that of a string.
+    """
     slots: list[int] = []
     for token in tokens:
-        parent = mix64((parent * 0x9E3779B97F4A7C15 + token + 1) & _MASK) | 1
+        parent = hash((parent, token + _POSITIVE)) | 1
         slots.append(parent)
     return slots
 
 
 class Contents:
-    """Slots of `n_blocks` blocks of `block_size` tokens; all empty at first."""
+    """Slots of the blocks of `pool`; all empty at first."""
 
-    def __init__(self, n_blocks: int, block_size: int) -> None:
-        self._size = block_size
-        self._slots = [[_EMPTY] * block_size for _ in range(n_blocks)]
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._size = pool.block_size
+        self._slots = [[_EMPTY] * self._size for _ in range(pool.n_blocks)]
         self._chains: dict[RequestId, list[int]] = {}
 
     def verify(self, engine: Engine, step: RunStep) -> None:
@@ -52,13 +56,24 @@ class Contents:
 
     def checksums(self, blocks: Sequence[BlockId]) -> tuple[int, ...]:
         """One number per block over all of its slots."""
-        return tuple(chain(self._slots[block])[-1] for block in blocks)
+        return tuple([hash(tuple(self._slots[block])) for block in blocks])
 
     def copy(self, source: Contents, pairs: Sequence[tuple[BlockId, BlockId]]) -> tuple[int, ...]:
-        """Copy whole blocks as (theirs, ours); returns the checksums of what was copied."""
+        """Copy whole blocks as (theirs, ours); returns the checksums of what was copied.
+
+        Raises AssertionError when one of ours is not held for a handoff: nothing may land in it.
+        """
+        held = [block for hold in self._pool.holds.values() for block in hold.blocks]
+        for _, ours in pairs:
+            assert ours in held, f"bytes land in block {ours}, which no handoff holds"
         for theirs, ours in pairs:
             self._slots[ours] = list(source._slots[theirs])
         return self.checksums([ours for _, ours in pairs])
+
+    def flip(self, block: BlockId) -> int:
+        """Damage one slot of `block`; returns the block's checksum."""
+        self._slots[block][0] ^= 2
+        return self.checksums((block,))[0]
 
     def forget(self, request_id: RequestId) -> None:
         """A request has ended: what is remembered for it may go. Its blocks stay as they are."""

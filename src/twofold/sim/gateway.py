@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from twofold.core.handoff import MODES
 from twofold.core.router import Router
 from twofold.messages import (
@@ -28,6 +30,7 @@ from twofold.messages import (
 from twofold.metrics import ledger
 from twofold.metrics.record import RequestRecord
 from twofold.sim.events import Events, Kind
+from twofold.sim.faults import Again
 from twofold.sim.leg import Leg
 from twofold.sim.network import Network
 from twofold.sim.observer import Observer
@@ -64,6 +67,7 @@ class SimGateway:
         network: Network,
         observers: Sequence[Observer],
         on_record: Callable[[RequestRecord], None],
+        keep_prompts: bool = False,
     ) -> None:
         self._workers = workers
         self._time_left_ns = time_left_ns
@@ -72,6 +76,7 @@ class SimGateway:
         self._network = network
         self._observers = observers
         self._on_record = on_record
+        self._keep_prompts = keep_prompts
         self._flights: dict[RequestId, _Flight] = {}
         self._wakes = 0
         self.router = Router(**router)
@@ -198,10 +203,32 @@ class SimGateway:
                 leg.handle = self._handle(flight)
             else:
                 leg.handle, prompt = flight.prefill.handle, ()
-            flight.prompt = ()
+            if not self._keep_prompts:
+                flight.prompt = ()
         worker = self._workers[leg.worker]
         most = flight.request.output_tokens
         self._network.down(leg, effect, worker.submit, leg, prompt, most, flight.deadline_ns)
+
+    def send_again(self, again: Again) -> None:
+        """A remote decode leg reaches a worker a second time, unknown to the router."""
+        legs = [f.decode for f in self._flights.values() if f.decode and f.decode.remote]
+        if not legs:
+            return
+        old = legs[again.pick % len(legs)]
+        flight, worker = self._flights[old.request_id], self._workers[again.worker]
+        leg = Leg(
+            old.request_id,
+            old.generation - again.stale,
+            "decode",
+            again.worker,
+            remote=True,
+            now_ns=self._events.now_ns,
+            origin=worker.number,
+        )
+        assert old.handle is not None
+        leg.handle = msgspec.structs.replace(old.handle, generation=leg.generation)
+        prompt = flight.prompt if self._at_once else ()
+        worker.again(leg, prompt, flight.request.output_tokens, flight.deadline_ns)
 
     def _handle(self, flight: _Flight) -> KVHandle:
         """Where the KV will come from that a prefill leg just sent is to make."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Final, Literal
 
-from twofold.messages import Ended, Phases
+from twofold.messages import Ended, LegFailed, Phases
 from twofold.sim.times import TokenTimes
 from twofold.types import KVHandle, RequestId
+
+_STATUS: Final[Mapping[str, int]] = {"queue_full": 429, "duplicate_handle": 409, "deadline": 504}
 
 
 class Leg:
@@ -51,7 +54,7 @@ class Leg:
         self.origin = origin  # the worker's number
         self.request_id = request_id
         self.generation = generation
-        self.kind = kind
+        self.kind: Literal["prefill", "decode"] = kind
         self.worker = worker
         self.remote = remote
         self.sent_ns = now_ns
@@ -72,6 +75,11 @@ class Leg:
     def transfer(self) -> int:
         """Name of the KV that this prefill leg makes, where it is pushed: never used again."""
         return (self.request_id + 1) * 1024 + self.generation
+
+    def failed(self, ended: Ended) -> LegFailed:
+        """What the gateway hears of a leg that `ended` otherwise than well."""
+        status = _STATUS.get(ended.reason, 400 if ended.outcome == "refused" else 500)
+        return LegFailed(self.request_id, self.generation, self.kind, status, ended.reason)
 
     def phases_ns(self) -> dict[str, int]:
         """What the worker says of its time, by the ledger's names."""

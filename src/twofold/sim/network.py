@@ -45,6 +45,9 @@ class Node(Protocol):
     def feed(self, engine_id: str, message: WorkerMessage) -> None:
         """Handle `message`, unless the life it was meant for is over."""
 
+    def awaited_from(self, request_id: RequestId) -> str:
+        """The engine id of the peer that fills the blocks of this request."""
+
     def hang_up(self, engine_id: str, leg: Leg) -> None:
         """The gateway's end of `leg` has gone."""
 
@@ -65,6 +68,7 @@ class _Moving:
         "ours",
         "over",
         "pairs",
+        "ruined",
         "source",
         "target",
         "theirs",
@@ -90,6 +94,7 @@ class _Moving:
         self.lane: Lane | None = None
         self.number = 0
         self.over = False
+        self.ruined: tuple[BlockId, ...] = ()
         # Of these lives of source and target, should they get others.
         self.ours = target.contents
         self.theirs = source.contents
@@ -98,7 +103,11 @@ class _Moving:
         """Write the blocks as they are at the source now; returns their checksums."""
         if self.ours is None or self.theirs is None:
             return (0,) * len(self.pairs)
-        return self.ours.copy(self.theirs, self.pairs)
+        checksums = list(self.ours.copy(self.theirs, self.pairs))
+        for index in self.ruined:
+            at = index % len(self.pairs)
+            checksums[at] = self.ours.flip(self.pairs[at][1])
+        return tuple(checksums)
 
 
 class Network:
@@ -128,6 +137,9 @@ class Network:
         self._nodes: dict[str, Node] = {}
         self._lanes: dict[tuple[str, str], Lane] = {}
         self._moving: dict[tuple[str, RequestId, int], _Moving] = {}
+        self._landing: dict[_Moving, None] = {}  # broken off, with bytes still to land
+        self._severed: dict[tuple[str, str], int] = {}  # how often the two's connection was
+        self._known: dict[tuple[str, str], int] = {}  # how often the first knows that it was
         self.deliver: Callable[[Leg, RouterMessage], None] = lambda leg, message: None
 
     def fate(self, message: object) -> Fate:
@@ -151,11 +163,26 @@ class Network:
                 self._stop(moving)
             elif node in (moving.source, moving.target):
                 self._break(moving, self._peer_latency_ns, "connection lost")
+        for moving in list(self._landing):
+            if moving.asker is node:
+                del self._landing[moving]
         for engine_id in node.peers:
             peer = self._nodes.get(engine_id)
             if peer is not None:
                 peer.peers.pop(node.engine_id, None)
                 self._lost(peer, node.engine_id, self._peer_latency_ns, "connection lost")
+
+    def sever(self, one: Node, other: Node) -> None:
+        """The connection of two living workers breaks, and both see it at once."""
+        if other.engine_id in one.peers:
+            for node, peer in ((one, other.engine_id), (other, one.engine_id)):
+                line = (node.engine_id, peer)
+                self._severed[line] = self._severed.get(line, 0) + 1
+                self._lost(node, peer, 0, "connection reset")
+
+    def renew(self, node: Node, peer: str) -> None:
+        """`node` has been told that its connection to `peer` was lost: the next is a new one."""
+        self._known[node.engine_id, peer] = self._severed.get((node.engine_id, peer), 0)
 
     def _lost(self, node: Node, peer: str, after_ns: int, reason: str) -> None:
         message = PeerLost(peer, reason)
@@ -221,15 +248,16 @@ class Network:
         sender.peers[peer.engine_id] = None
         peer.peers[sender.engine_id] = None
         message = FromPeer(sender.engine_id, effect.message)
+        line = (sender.engine_id, peer.engine_id)
+        severed = self._severed.get(line, 0)
+
+        def arrive() -> None:
+            if self._severed.get(line, 0) == severed:
+                peer.feed(effect.peer, message)
+
         for delay_ns in self.fate(effect):
-            self._events.after(
-                self._peer_latency_ns + delay_ns,
-                Kind.PEER,
-                sender.number,
-                peer.feed,
-                peer.engine_id,
-                message,
-            )
+            after_ns = self._peer_latency_ns + delay_ns
+            self._events.after(after_ns, Kind.PEER, sender.number, arrive)
 
     def read(self, reader: Node, effect: Read) -> None:
         """Begin to copy blocks from a peer."""
@@ -254,7 +282,8 @@ class Network:
             return WriteDone(effect.request_id, effect.number, ok, reason, n_bytes if ok else 0)
 
         target = self._nodes.get(effect.peer)
-        if target is None:
+        line = (writer.engine_id, effect.peer)
+        if target is None or self._known.get(line, 0) != self._severed.get(line, 0):
             self._nobody(writer, answer(False, "connection refused", ()))
             return
         key = (writer.engine_id, effect.request_id, effect.number)
@@ -273,6 +302,7 @@ class Network:
     def _move(self, moving: _Moving, effect: Read | Write) -> None:
         self._moving[moving.key] = moving
         fate = self.fate(effect)
+        moving.ruined = fate[1:]
         after, number = self._events.after, moving.asker.number
         if not fate:
             reason = "connection reset"
@@ -292,9 +322,18 @@ class Network:
                 self._break(moving, self._read_latency_ns + delay_ns, "cancelled")
 
     def fence(self, target: Node, effect: Fence) -> None:
-        """Answer once nothing of a lost peer's can land: its writes have broken off by then."""
-        answer = Fenced(effect.request_id)
-        self._nobody(target, answer)
+        """Answer once nothing of a lost peer's can land: its writes have broken off by then.
+
+        Whatever it writes before it knows that it was lost is turned away (see `write`).
+        """
+        peer = target.awaited_from(effect.request_id)
+        for moving in list(self._moving.values()):
+            if moving.target is target and moving.asker.engine_id == peer:
+                self._break(moving, self._peer_latency_ns, "fenced")
+        for moving in list(self._landing):
+            if moving.target is target and moving.asker.engine_id == peer:
+                self._landed(moving, "fenced")
+        self._nobody(target, Fenced(effect.request_id))
 
     def _flow(self, moving: _Moving) -> None:
         if moving.over:
@@ -326,10 +365,14 @@ class Network:
     def _break(self, moving: _Moving, after_ns: int, reason: str) -> None:
         if not moving.over:
             self._stop(moving)
+            self._landing[moving] = None
             number, answer = moving.asker.number, self._landed
             self._events.after(after_ns, Kind.RESULT, number, answer, moving, reason)
 
     def _landed(self, moving: _Moving, reason: str) -> None:
         """What broke off has still written: blocks given away before now are ruined."""
+        if moving not in self._landing:
+            return  # its writer died, or it was fenced off, meanwhile
+        del self._landing[moving]
         moving.copy()
         moving.asker.feed(moving.asker.engine_id, moving.answer(False, reason, ()))

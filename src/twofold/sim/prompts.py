@@ -7,7 +7,13 @@ from typing import Protocol
 from twofold.core.abridged import Abridged, Ids
 from twofold.core.links import Link
 from twofold.trace import TraceRequest
-from twofold.types import ceil_div
+from twofold.types import RequestId, ceil_div
+
+
+def sampled_token(request_id: RequestId, index: int) -> int:
+    """The `index`-th token of a request's answer: the same on whichever worker, in any batch."""
+    x = (request_id + 1) * 0x9E3779B97F4A7C15 + (index + 1) * 0xBF58476D1CE4E5B9
+    return ((x ^ (x >> 29)) * 0x94D049BB133111EB >> 33) & 0x3FFFFFFF
 
 
 class PromptSource(Protocol):

@@ -20,7 +20,7 @@ from twofold.messages import (
     Fence,
     LayersDone,
     LegEnded,
-    LegFailed,
+    PeerLost,
     PrefillDone,
     Read,
     Release,
@@ -36,26 +36,16 @@ from twofold.messages import (
     WorkerMessage,
     Write,
 )
+from twofold.sim.clock import WorkerClock
 from twofold.sim.contents import Contents
 from twofold.sim.events import Events, Kind
 from twofold.sim.leg import Leg
 from twofold.sim.network import Network
 from twofold.sim.observer import Observer
+from twofold.sim.prompts import sampled_token
 from twofold.sim.run import FOREVER_NS, Run, looks_at_the_batch
 from twofold.sim.times import Stretch
 from twofold.types import KVHandle, KVLayout, RequestId
-
-_STATUS = {
-    "queue_full": 429,
-    "duplicate_handle": 409,
-    "deadline": 504,
-}
-
-
-def sampled_token(request_id: RequestId, index: int) -> int:
-    """The `index`-th token of a request's answer: the same on whichever worker, in any batch."""
-    x = (request_id + 1) * 0x9E3779B97F4A7C15 + (index + 1) * 0xBF58476D1CE4E5B9
-    return ((x ^ (x >> 29)) * 0x94D049BB133111EB >> 33) & 0x3FFFFFFF
 
 
 class SimWorker:
@@ -103,7 +93,9 @@ class SimWorker:
         self._lives = 0
         self._legs: dict[RequestId, Leg] = {}
         self._next_id = 0
-        self._wakes = 0
+        self.clock = WorkerClock(events, number, self._wake)
+        self._paused = False
+        self._kept: list[WorkerMessage] = []
         self.core: WorkerCore | None = None
 
     # -------------------------------------------------------------------- lives
@@ -116,7 +108,7 @@ class SimWorker:
         self._lives += 1
         self._next_id = 0
         if self._track_contents:
-            self.contents = Contents(self.core.pool.n_blocks, self.core.pool.block_size)
+            self.contents = Contents(self.core.pool)
         self._network.join(self)
         for observer in self._observers:
             observer.born(self.engine_id, self.core, self._settings)
@@ -135,13 +127,36 @@ class SimWorker:
         self.peers = {}
         self._legs = {}
         self._run = None
+        self._paused = False
+        self._kept = []
+
+    def pause(self) -> None:
+        """Keep what comes from now on, unhandled, as a stopped process does."""
+        self._paused = self.core is not None
+
+    def resume(self, engine_id: str) -> None:
+        """Handle what has been kept in this life."""
+        if engine_id != self.engine_id or not self._paused:
+            return
+        self._paused = False
+        kept, self._kept = self._kept, []
+        for message in kept:
+            self.feed(engine_id, message)
 
     # --------------------------------------------------------------------- legs
 
     def submit(self, leg: Leg, tokens: tuple[int, ...], max_tokens: int, deadline_ns: int) -> None:
         """The gateway's request has arrived; `deadline_ns` 0 is none."""
-        if leg.cut:
-            return
+        if not leg.cut:
+            self._submit(leg, tokens, max_tokens, deadline_ns)
+
+    def again(self, leg: Leg, tokens: tuple[int, ...], max_tokens: int, deadline_ns: int) -> None:
+        """A leg that nobody at the gateway knows of any more has arrived."""
+        if self.core is not None:
+            leg.cut = True
+            self._submit(leg, tokens, max_tokens, deadline_ns)
+
+    def _submit(self, leg: Leg, tokens: tuple[int, ...], most: int, deadline_ns: int) -> None:
         if self.core is None:
             self._network.break_leg(leg, "connection refused", lost=True)
             return
@@ -154,7 +169,7 @@ class SimWorker:
         submit = Submit(
             request_id=leg.worker_id,
             tokens=tokens,
-            max_tokens=1 if hold else max_tokens,
+            max_tokens=1 if hold else most,
             hold=hold,
             source=leg.handle if leg.remote else None,
             generation=leg.generation,
@@ -162,6 +177,11 @@ class SimWorker:
             time_left_ns=max(1, deadline_ns - self._events.now_ns) if deadline_ns else 0,
         )
         self.feed(self.engine_id, submit)
+
+    def awaited_from(self, request_id: RequestId) -> str:
+        """The engine id of the peer that fills the blocks of this request."""
+        assert self.core is not None
+        return self.core.pool.holds[request_id].peer
 
     def hang_up(self, engine_id: str, leg: Leg) -> None:
         """The gateway closed `leg`, or what it led to is not wanted any more."""
@@ -183,10 +203,15 @@ class SimWorker:
         core = self.core
         if core is None or engine_id != self.engine_id:
             return
+        if self._paused:
+            self._kept.append(message)
+            return
+        if isinstance(message, PeerLost):
+            self._network.renew(self, message.peer)
         running = self._run if looks_at_the_batch(message) else None
         if running is not None:
             self._catch_up(self._events.now_ns)
-        effects = core.handle(message, self._events.now_ns)
+        effects = core.handle(message, self.clock.now_ns)
         for observer in self._observers:
             observer.handled(engine_id, core, self._events.now_ns, message, effects)
         for effect in effects:
@@ -216,13 +241,10 @@ class SimWorker:
                 self._digest_ns, Kind.RESULT, self.number, self._digested, self.engine_id, effect
             )
         elif isinstance(effect, WakeAt):
-            self._wakes += 1
-            at_ns = max(effect.at_ns, self._events.now_ns)
-            self._events.at(at_ns, Kind.WAKE, self.number, self._wake, self.engine_id, self._wakes)
+            self.clock.set(self.engine_id, effect.at_ns)
 
-    def _wake(self, engine_id: str, number: int) -> None:
-        if number == self._wakes:
-            self.feed(engine_id, Wake())
+    def _wake(self, engine_id: str) -> None:
+        self.feed(engine_id, Wake())
 
     # ------------------------------------------------------------------- device
 
@@ -245,9 +267,8 @@ class SimWorker:
         took_ns = self._step.step_ns(prefill, batch, context)
         if self._mode.by_layer and prefill:
             self._layers(step, took_ns)
-        self._events.after(
-            took_ns, Kind.STEP, self.number, self._step_done, self.engine_id, step, ok
-        )
+        done = self._step_done
+        self._events.after(took_ns, Kind.STEP, self.number, done, self.engine_id, step, ok)
 
     def _layers(self, step: RunStep, took_ns: int) -> None:
         """Say when each of some groups of layers has been computed, the last one excepted."""
@@ -363,11 +384,7 @@ class SimWorker:
         if self.contents is not None:
             self.contents.forget(ended.request_id)
         if ended.outcome != "finished":
-            status = _STATUS.get(ended.reason, 400 if ended.outcome == "refused" else 500)
-            self._network.up(
-                leg,
-                LegFailed(leg.request_id, leg.generation, leg.kind, status, ended.reason),
-            )
+            self._network.up(leg, leg.failed(ended))
         elif leg.kind == "prefill":
             leg.handle = KVHandle(
                 engine_id=self.engine_id,

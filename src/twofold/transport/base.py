@@ -1,7 +1,7 @@
 """What every transport offers, and the part that all of them share.
 
-A transport moves blocks and knows nothing of requests. It reads now; writing (for push) would be
-a fifth call beside `read` with the same completions.
+A transport moves blocks and knows nothing of requests. It reads them from a peer's pool, or writes
+them there through a window that the peer has opened.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ waits, and keeps a piece in the processor's cache from its copy to its checksum.
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """One read has ended and writes to its blocks no more.
+    """One read or write has ended and writes to its blocks no more.
 
-    `checksums` are xxh3_64 of the blocks as they landed, in the order of the pairs; empty when
-    the read failed or the transport was made without checksums.
+    `checksums` are xxh3_64 of the blocks as they landed, in the order of the pairs; empty for a
+    write, when the read failed, and when the transport was made without checksums.
     """
 
     transfer_id: int
@@ -57,21 +57,46 @@ class Transport(Protocol):
         ValueError only for a `transfer_id` that is still in flight.
         """
 
+    def write(
+        self,
+        transfer_id: int,
+        segment: str,
+        pairs: Sequence[tuple[int, int]],
+        layers: tuple[int, int],
+        n_layers: int,
+    ) -> None:
+        """Start copying blocks to a peer: `pairs` of (ours, the peer's), through its window.
+
+        A block is `n_layers` equal parts; parts `layers[0]` to `layers[1]` of each are written.
+        Exactly one completion follows, as for `read`. When it failed, what was under way may
+        still land, until the peer has closed the window.
+        """
+
+    def open_window(self, blocks: Sequence[int]) -> str:
+        """Let a peer write to `blocks`; gives the segment text that it needs for that."""
+
+    def close_window(self, segment: str) -> bool:
+        """End what `open_window` began. Whether nothing can land any more from now on.
+
+        False where peers reach into our memory by themselves: such a peer has to say that it
+        has stopped, or be dead.
+        """
+
     def poll(self) -> list[Completion]:
-        """Completions since the last call, in the order in which the reads ended."""
+        """Completions since the last call, in the order in which reads and writes ended."""
 
     def cancel(self, transfer_id: int) -> None:
-        """Stop a read early; its completion still comes, once nothing is written any more.
+        """Stop a read or write early; its completion still comes.
 
-        An id that is not in flight is ignored. A read that is done by then completes as it is.
+        An id that is not in flight is ignored. One that is done by then completes as it is.
         """
 
     def close(self) -> None:
-        """Stop; reads in flight complete as failed and can still be polled."""
+        """Stop; what is in flight completes as failed and can still be polled."""
 
 
 class Ledger:
-    """Reads in flight and completions not yet polled, between a caller and a background thread."""
+    """Transfers in flight and completions not yet polled, between a caller and a thread."""
 
     def __init__(self, notify: Callable[[], None], max_transfers: int) -> None:
         self._notify = notify
@@ -82,7 +107,7 @@ class Ledger:
         self._closed = False
 
     def admit(self, transfer_id: int) -> str:
-        """Take a read in; gives the reason if it is refused. Raises ValueError for a used id."""
+        """Take a transfer in; the reason if it is refused. Raises ValueError for a used id."""
         with self._lock:
             if transfer_id in self._cancelled:
                 raise ValueError(f"transfer {transfer_id} is still in flight")
@@ -93,7 +118,7 @@ class Ledger:
         return f"transfer queue full ({self._max_transfers})" if full else ""
 
     def cancel(self, transfer_id: int) -> bool:
-        """Mark a read as cancelled; False when it is not in flight or was marked before."""
+        """Mark a transfer as cancelled; False when it is not in flight or was marked before."""
         with self._lock:
             if self._cancelled.get(transfer_id, True):
                 return False
@@ -101,11 +126,11 @@ class Ledger:
             return True
 
     def cancelled(self, transfer_id: int) -> bool:
-        """Whether a read in flight has been cancelled."""
+        """Whether a transfer in flight has been cancelled."""
         return self._cancelled.get(transfer_id, False)
 
     def finish(self, completion: Completion) -> None:
-        """End a read that was admitted, or that was refused on admission."""
+        """End a transfer that was admitted, or that was refused on admission."""
         with self._lock:
             self._cancelled.pop(completion.transfer_id, None)
             self._done.append(completion)
@@ -116,7 +141,7 @@ class Ledger:
             _log.warning("notify failed for transfer %d", completion.transfer_id, exc_info=True)
 
     def fail(self, transfer_id: int, reason: str) -> None:
-        """End a read as failed."""
+        """End a transfer as failed."""
         self.finish(Completion(transfer_id, ok=False, reason=reason))
 
     def drain(self) -> list[Completion]:
@@ -126,5 +151,5 @@ class Ledger:
         return done
 
     def close(self) -> None:
-        """Refuse reads from now on."""
+        """Refuse transfers from now on."""
         self._closed = True

@@ -37,13 +37,17 @@ class ShmSegment(msgspec.Struct, frozen=True, kw_only=True, tag="shm", forbid_un
 
 
 class TcpSegment(msgspec.Struct, frozen=True, kw_only=True, tag="tcp", forbid_unknown_fields=True):
-    """A pool behind a data port. `host` is a numeric address, so nobody waits for a resolver."""
+    """A pool behind a data port. `host` is a numeric address, so nobody waits for a resolver.
+
+    Blocks can be written through `window` only, which names no other ever; 0: none is open.
+    """
 
     host: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
     epoch: _Epoch
     n_blocks: _Blocks
     block_bytes: _BlockBytes
+    window: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
 
     def __post_init__(self) -> None:
         try:

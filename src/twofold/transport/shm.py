@@ -1,4 +1,4 @@
-"""Shared memory: one copy from the peer's pool into ours, by a background thread.
+"""Shared memory: one copy between the peer's pool and ours, by a background thread.
 
 That the peer still lives, and is still the same life, is checked before and after every copy:
 a mapping outlives its process, and process ids and descriptors are used again.
@@ -14,7 +14,7 @@ import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from twofold.transport.base import PIECE_BYTES, Completion, Ledger
 from twofold.transport.checksum import checksums
 from twofold.transport.memory import HEADER, HEADER_BYTES, MAGIC, VERSION, PoolMemory
-from twofold.transport.runs import Run, fault_in, merge
+from twofold.transport.runs import Run, fault_in, merge, part
 from twofold.transport.segment import SegmentError, ShmSegment, parse_segment
 
 _Bytes = npt.NDArray[np.uint8]
@@ -32,9 +32,10 @@ _SWEEP_S: Final = 1.0
 
 
 class _Mapping:
-    """A peer's pool, mapped for reading. Raises SegmentError when it is not what was granted."""
+    """A peer's pool, mapped for reading, or for writing too. Raises SegmentError when it is not
+    what was granted."""
 
-    def __init__(self, segment: ShmSegment) -> None:
+    def __init__(self, segment: ShmSegment, writable: bool) -> None:
         self.segment = segment
         self._path = f"/proc/{segment.pid}/fd/{segment.fd}"
         size = HEADER_BYTES + segment.n_blocks * segment.block_bytes
@@ -43,7 +44,8 @@ class _Mapping:
         if not stat.S_ISREG(found.st_mode) or found.st_size != size:
             raise SegmentError("stale segment: the descriptor is now another file")
         try:
-            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            mode = os.O_RDWR if writable else os.O_RDONLY
+            fd = os.open(self._path, mode | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise SegmentError(f"cannot open the peer's memory: {error.strerror}") from error
         try:
@@ -51,7 +53,8 @@ class _Mapping:
             if found.st_size != size or not _sealed(fd):
                 raise SegmentError("stale segment: the descriptor is now another file")
             self._identity = (found.st_dev, found.st_ino)
-            self._map = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+            prot = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+            self._map = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=prot)
         except OSError as error:
             raise SegmentError(f"cannot map the peer's memory: {error.strerror}") from error
         finally:
@@ -93,8 +96,9 @@ def _sealed(fd: int) -> bool:
 class _Mappings:
     """The most recently used mappings, by segment text."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, writable: bool) -> None:
         self._limit = limit
+        self._writable = writable
         self._kept: OrderedDict[str, _Mapping] = OrderedDict()
 
     def __len__(self) -> int:
@@ -104,7 +108,7 @@ class _Mappings:
         """The checked mapping of segment `text`; raises SegmentError."""
         mapping = self._kept.get(text)
         if mapping is None:
-            mapping = self._kept[text] = _Mapping(parse_segment(text, ShmSegment))
+            mapping = self._kept[text] = _Mapping(parse_segment(text, ShmSegment), self._writable)
             while len(self._kept) > self._limit:
                 self._kept.popitem(last=False)[1].close()
         else:
@@ -130,11 +134,20 @@ class _Mappings:
             self._kept.popitem()[1].close()
 
 
+class _Job(NamedTuple):
+    """One read, or a write of bytes `span` of each block."""
+
+    transfer_id: int
+    text: str
+    pairs: tuple[tuple[int, int], ...]
+    span: tuple[int, int] | None
+
+
 class ShmTransport:
     """Transport between workers of one user on one host. See `Transport` for the calls.
 
-    `max_transfers` bounds the reads in flight, `max_mappings` the peers' pools kept mapped;
-    `checksums` False leaves out the checksums of completions.
+    `max_transfers` bounds the transfers in flight, `max_mappings` the peers' pools kept mapped,
+    for reading and for writing each; `checksums` False leaves out the checksums of completions.
     """
 
     def __init__(
@@ -146,12 +159,11 @@ class ShmTransport:
         checksums: bool = True,
     ) -> None:
         self._ledger = Ledger(notify, max_transfers)
-        self._mappings = _Mappings(max_mappings)
+        self._read_from = _Mappings(max_mappings, writable=False)
+        self._write_to = _Mappings(max_mappings, writable=True)
         self._checksums = checksums
         self._memory: PoolMemory | None = None
-        self._jobs: queue.SimpleQueue[tuple[int, str, tuple[tuple[int, int], ...]] | None] = (
-            queue.SimpleQueue()
-        )
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="kv-shm", daemon=True)
 
@@ -165,13 +177,38 @@ class ShmTransport:
 
     def read(self, transfer_id: int, segment: str, pairs: Sequence[tuple[int, int]]) -> None:
         """See `Transport.read`."""
-        reason = self._ledger.admit(transfer_id)
+        self._take(_Job(transfer_id, segment, tuple(pairs), None))
+
+    def write(
+        self,
+        transfer_id: int,
+        segment: str,
+        pairs: Sequence[tuple[int, int]],
+        layers: tuple[int, int],
+        n_layers: int,
+    ) -> None:
+        """See `Transport.write`. Raises ValueError for layers that a block has not."""
+        size = self._memory.block_bytes if self._memory is not None else n_layers
+        self._take(_Job(transfer_id, segment, tuple(pairs), part(layers, n_layers, size)))
+
+    def _take(self, job: _Job) -> None:
+        reason = self._ledger.admit(job.transfer_id)
         if not reason and self._memory is None:
             reason = "no memory is registered"
         if reason:
-            self._ledger.fail(transfer_id, reason)
+            self._ledger.fail(job.transfer_id, reason)
         else:
-            self._jobs.put((transfer_id, segment, tuple(pairs)))
+            self._jobs.put(job)
+
+    def open_window(self, blocks: Sequence[int]) -> str:
+        """See `Transport.open_window`. A peer here has the whole pool in reach anyway."""
+        if self._memory is None:
+            raise RuntimeError("no memory is registered")
+        return self._memory.segment
+
+    def close_window(self, segment: str) -> bool:
+        """See `Transport.close_window`: never certain."""
+        return False
 
     def poll(self) -> list[Completion]:
         """See `Transport.poll`."""
@@ -197,36 +234,33 @@ class ShmTransport:
         own: _Bytes = np.frombuffer(memory.buffer, np.uint8)
         while True:
             try:
-                job = self._jobs.get(timeout=_SWEEP_S if len(self._mappings) else None)
+                kept = len(self._read_from) + len(self._write_to)
+                job = self._jobs.get(timeout=_SWEEP_S if kept else None)
             except queue.Empty:
-                self._mappings.sweep()
+                self._read_from.sweep()
+                self._write_to.sweep()
                 continue
             if job is None:
-                self._mappings.clear()
+                self._read_from.clear()
+                self._write_to.clear()
                 return
-            transfer_id, text, pairs = job
+            mappings = self._read_from if job.span is None else self._write_to
             try:
-                self._ledger.finish(self._copy(transfer_id, text, pairs, memory, own))
+                self._ledger.finish(self._copy(job, mappings, memory, own))
             except SegmentError as error:
-                self._mappings.drop(text)
-                self._ledger.fail(transfer_id, str(error))
+                mappings.drop(job.text)
+                self._ledger.fail(job.transfer_id, str(error))
             except Exception as error:
-                self._ledger.fail(transfer_id, f"copy failed: {error!r}")
+                self._ledger.fail(job.transfer_id, f"copy failed: {error!r}")
 
-    def _copy(
-        self,
-        transfer_id: int,
-        text: str,
-        pairs: tuple[tuple[int, int], ...],
-        memory: PoolMemory,
-        own: _Bytes,
-    ) -> Completion:
+    def _copy(self, job: _Job, mappings: _Mappings, memory: PoolMemory, own: _Bytes) -> Completion:
         size = memory.block_bytes
-        mapping = self._mappings.get(text)
-        if mapping.segment.block_bytes != size:
-            reason = f"block size differs: {mapping.segment.block_bytes} there, {size} here"
-            return Completion(transfer_id, ok=False, reason=reason)
-        reason = fault_in(pairs, mapping.segment.n_blocks, memory.n_blocks)
+        transfer_id, text, pairs, span = job
+        mapping = mappings.get(text)
+        peer = mapping.segment
+        reason = fault_in(pairs, peer.n_blocks, memory.n_blocks, writing=span is not None)
+        if peer.block_bytes != size:
+            reason = f"block size differs: {peer.block_bytes} there, {size} here"
         if reason:
             return Completion(transfer_id, ok=False, reason=reason)
         sums: list[int] = []
@@ -234,14 +268,27 @@ class ShmTransport:
             if self._closing or self._ledger.cancelled(transfer_id):
                 reason = "transport closed" if self._closing else "cancelled"
                 return Completion(transfer_id, ok=False, reason=reason)
+            if span is not None:
+                _write_run(mapping.blocks, own, run, size, span)
+                continue
             _copy_run(own, mapping.blocks, run, size)
             if self._checksums:
                 sums += checksums(memory.buffer, range(run.dst, run.dst + run.n), size)
         mapping.check()
-        return Completion(transfer_id, ok=True, n_bytes=len(pairs) * size, checksums=tuple(sums))
+        first, end = span or (0, size)
+        n_bytes = len(pairs) * (end - first)
+        return Completion(transfer_id, ok=True, n_bytes=n_bytes, checksums=tuple(sums))
 
 
 def _copy_run(own: _Bytes, peer: _Bytes, run: Run, size: int) -> None:
     """Copy one run. numpy lets go of the interpreter lock meanwhile; a memoryview would not."""
     target: np.ndarray[Any, np.dtype[np.uint8]] = own[run.dst * size : (run.dst + run.n) * size]
     np.copyto(target, peer[run.src * size : (run.src + run.n) * size])
+
+
+def _write_run(peer: _Bytes, own: _Bytes, run: Run, size: int, span: tuple[int, int]) -> None:
+    """Copy bytes `span` of each block of a run to the peer."""
+    first, end = span
+    source = own[run.src * size : (run.src + run.n) * size].reshape(run.n, size)
+    target = peer[run.dst * size : (run.dst + run.n) * size].reshape(run.n, size)
+    np.copyto(target[:, first:end], source[:, first:end])

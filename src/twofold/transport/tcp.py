@@ -1,4 +1,4 @@
-"""TCP: reads a peer's blocks over several connections, and serves ours on a data port.
+"""TCP: reads and writes a peer's blocks over several connections, and serves ours on a data port.
 
 Both sides run on one background thread. The frames are in `wire`.
 """
@@ -9,45 +9,57 @@ import functools
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from twofold.transport.base import PIECE_BYTES, Completion, Ledger
 from twofold.transport.memory import PoolMemory
 from twofold.transport.reactor import Reactor
-from twofold.transport.runs import fault_in, merge, share_out
+from twofold.transport.runs import cut, fault_in, merge, part, share_out
 from twofold.transport.segment import SegmentError, TcpSegment, format_segment, parse_segment
 from twofold.transport.tcp_client import Share, Stream
+from twofold.transport.tcp_connection import Connection
 from twofold.transport.tcp_server import Listener
+from twofold.transport.tcp_writer import Outflow, Sender
+from twofold.transport.windows import Windows
 from twofold.transport.wire import MAX_RANGES
 from twofold.types import ceil_div
 
 _ACTIVE_PER_PEER: Final = 4
-"""Transfers from one peer at a time. The rest wait, so that a dead peer delays only its own."""
+"""Transfers from one peer, or to it, at a time. The rest wait: a dead peer delays only its own."""
 
 _IDLE_S: Final = 20.0
-"""How long an unused connection is kept by the reader; the server keeps it three times longer,
+"""How long an unused connection is kept by whoever made it; the server keeps it three times longer,
 so that it is never closed just as a request is sent on it."""
 
 
 class _Peer(NamedTuple):
-    """One life of a peer."""
+    """One life of a peer, and which way bytes go."""
 
     host: str
     port: int
     epoch: str
+    writes: bool
 
 
 class _Transfer:
-    """One read, waiting or under way."""
+    """One read, or a write of bytes `span` of each block; waiting or under way."""
 
     def __init__(
-        self, transfer_id: int, segment: TcpSegment, pairs: Sequence[tuple[int, int]]
+        self,
+        transfer_id: int,
+        segment: TcpSegment,
+        pairs: Sequence[tuple[int, int]],
+        span: tuple[int, int] | None,
     ) -> None:
         self.transfer_id = transfer_id
         self.segment = segment
-        self.peer = _Peer(segment.host, segment.port, segment.epoch)
+        self.epoch = bytes.fromhex(segment.epoch)
+        self.peer = _Peer(segment.host, segment.port, segment.epoch, span is not None)
         self.pairs = pairs
-        self.streams: list[Stream] = []
+        self.span = span
+        self.streams: list[Connection[Any]] = []
 
 
 class TcpTransport:
@@ -55,9 +67,9 @@ class TcpTransport:
 
     `host` is the numeric address that the data port is bound to and, unless `advertise` names
     another, that peers are told; `port` 0 takes a free one. `streams` connections share one
-    read. A peer that sends nothing for `timeout_s` fails the read. `max_transfers` bounds the
-    reads in flight, `max_connections` the peers' connections to the data port; `checksums` False
-    leaves out the checksums of frames and completions. Raises ValueError for no streams, and
+    transfer. A peer that is silent for `timeout_s` fails it. `max_transfers` bounds the
+    transfers in flight, `max_connections` the peers' connections to the data port; `checksums`
+    False leaves out the checksums of frames and completions. Raises ValueError for no streams, and
     for a `host` that stands for every address when there is none to advertise.
     """
 
@@ -93,7 +105,9 @@ class TcpTransport:
         self._tags = itertools.count(1)
         self._active: dict[int, _Transfer] = {}
         self._waiting: dict[_Peer, deque[_Transfer]] = {}
-        self._idle: dict[_Peer, list[Stream]] = {}
+        self._idle: dict[_Peer, list[Connection[Any]]] = {}
+        self._windows = Windows()
+        self._segment: TcpSegment | None = None
 
     def register(self, memory: PoolMemory) -> str:
         """See `Transport.register`. Binds the data port: raises OSError when that fails."""
@@ -102,6 +116,7 @@ class TcpTransport:
         listener = Listener(
             self._reactor,
             memory,
+            self._windows,
             self._host,
             self._port,
             timeout_s=self._timeout_s,
@@ -112,26 +127,57 @@ class TcpTransport:
         self._listener = listener
         self._reactor.start()
         self._reactor.call(listener.open)
-        return format_segment(
-            TcpSegment(
-                host=self._advertise or listener.address,
-                port=listener.port,
-                epoch=memory.epoch.hex(),
-                n_blocks=memory.n_blocks,
-                block_bytes=memory.block_bytes,
-            )
+        self._segment = TcpSegment(
+            host=self._advertise or listener.address,
+            port=listener.port,
+            epoch=memory.epoch.hex(),
+            n_blocks=memory.n_blocks,
+            block_bytes=memory.block_bytes,
         )
+        return format_segment(self._segment)
 
     def read(self, transfer_id: int, segment: str, pairs: Sequence[tuple[int, int]]) -> None:
         """See `Transport.read`."""
+        self._take(transfer_id, segment, tuple(pairs), None)
+
+    def write(
+        self,
+        transfer_id: int,
+        segment: str,
+        pairs: Sequence[tuple[int, int]],
+        layers: tuple[int, int],
+        n_layers: int,
+    ) -> None:
+        """See `Transport.write`. Raises ValueError for layers that a block has not."""
+        size = self._memory.block_bytes if self._memory is not None else n_layers
+        self._take(transfer_id, segment, tuple(pairs), part(layers, n_layers, size))
+
+    def _take(
+        self,
+        transfer_id: int,
+        segment: str,
+        pairs: tuple[tuple[int, int], ...],
+        span: tuple[int, int] | None,
+    ) -> None:
         reason = self._ledger.admit(transfer_id)
         if not reason and self._memory is None:
             reason = "no memory is registered"
         if reason:
             self._ledger.fail(transfer_id, reason)
         else:
-            held = tuple(pairs)
-            self._reactor.call(lambda: self._admit(transfer_id, segment, held))
+            self._reactor.call(lambda: self._admit(transfer_id, segment, pairs, span))
+
+    def open_window(self, blocks: Sequence[int]) -> str:
+        """See `Transport.open_window`. Raises RuntimeError before `register`."""
+        if self._segment is None:
+            raise RuntimeError("no memory is registered")
+        window = self._windows.open(blocks)
+        return format_segment(msgspec.structs.replace(self._segment, window=window))
+
+    def close_window(self, segment: str) -> bool:
+        """See `Transport.close_window`: always certain. Raises SegmentError for other text."""
+        self._windows.close(parse_segment(segment, TcpSegment).window)
+        return True
 
     def poll(self) -> list[Completion]:
         """See `Transport.poll`."""
@@ -151,7 +197,13 @@ class TcpTransport:
 
     # ------------------------------------------------------------------ background thread
 
-    def _admit(self, transfer_id: int, text: str, pairs: tuple[tuple[int, int], ...]) -> None:
+    def _admit(
+        self,
+        transfer_id: int,
+        text: str,
+        pairs: tuple[tuple[int, int], ...],
+        span: tuple[int, int] | None,
+    ) -> None:
         memory = self._memory
         assert memory is not None
         if self._ledger.cancelled(transfer_id):
@@ -163,13 +215,13 @@ class TcpTransport:
             self._ledger.fail(transfer_id, str(error))
             return
         size = memory.block_bytes
-        reason = fault_in(pairs, segment.n_blocks, memory.n_blocks)
+        reason = fault_in(pairs, segment.n_blocks, memory.n_blocks, writing=span is not None)
         if segment.block_bytes != size:
             reason = f"block size differs: {segment.block_bytes} there, {size} here"
         if reason:
             self._ledger.fail(transfer_id, reason)
             return
-        transfer = _Transfer(transfer_id, segment, pairs)
+        transfer = _Transfer(transfer_id, segment, pairs, span)
         self._waiting.setdefault(transfer.peer, deque()).append(transfer)
         self._start_waiting(transfer.peer)
 
@@ -185,20 +237,14 @@ class TcpTransport:
         self._waiting.pop(peer, None)
 
     def _start(self, transfer: _Transfer) -> None:
-        memory = self._memory
-        assert memory is not None
-        # Pieces small enough that the streams end at about the same time.
-        fair = ceil_div(len(transfer.pairs), self._n_streams)
-        runs = merge(transfer.pairs, max(1, min(fair, PIECE_BYTES // memory.block_bytes)))
-        sums = [0] * len(transfer.pairs) if self._checksums else None
-        epoch = bytes.fromhex(transfer.segment.epoch)
-        shares = share_out(runs, self._n_streams) if runs else []
+        sums = [0] * len(transfer.pairs) if self._checksums and not transfer.span else None
+        shares = self._shares(transfer)
         if any(len(share) > MAX_RANGES for share in shares):
             self._end(transfer, f"more than {MAX_RANGES} separate ranges of blocks per stream")
             return
         unfinished = len(shares)
 
-        def ended(stream: Stream, reason: str) -> None:
+        def ended(stream: Connection[Any], reason: str) -> None:
             nonlocal unfinished
             if reason:
                 self._end(transfer, reason)
@@ -219,7 +265,24 @@ class TcpTransport:
                 return
             transfer.streams.append(stream)
             on_end = functools.partial(ended, stream)
-            stream.start(Share(next(self._tags), epoch, share, sums, on_end))
+            if transfer.span:
+                window = transfer.segment.window
+                stream.start(Outflow(window, transfer.epoch, share, self._checksums, on_end))
+            else:
+                stream.start(Share(next(self._tags), transfer.epoch, share, sums, on_end))
+
+    def _shares(self, transfer: _Transfer) -> list[list[Any]]:
+        """What goes over each stream: runs of a read, pieces of a write."""
+        memory, pairs = self._memory, transfer.pairs
+        if not pairs:
+            return []
+        assert memory is not None
+        # Pieces small enough that the streams end at about the same time.
+        fair = ceil_div(len(pairs), self._n_streams)
+        most = max(1, min(fair, PIECE_BYTES // memory.block_bytes))
+        if transfer.span:
+            return share_out(cut(pairs, transfer.span, memory.block_bytes, most), self._n_streams)
+        return share_out(merge(pairs, most), self._n_streams)
 
     def _end(self, transfer: _Transfer, reason: str, sums: tuple[int, ...] = ()) -> None:
         """Close what is still open for `transfer` and complete it."""
@@ -231,7 +294,8 @@ class TcpTransport:
             self._ledger.fail(transfer.transfer_id, reason)
         else:
             assert self._memory is not None
-            n_bytes = len(transfer.pairs) * self._memory.block_bytes
+            first, end = transfer.span or (0, self._memory.block_bytes)
+            n_bytes = len(transfer.pairs) * (end - first)
             self._ledger.finish(
                 Completion(transfer.transfer_id, ok=True, n_bytes=n_bytes, checksums=sums)
             )
@@ -249,7 +313,7 @@ class TcpTransport:
                     self._ledger.fail(transfer_id, "cancelled")
                     return
 
-    def _stream(self, peer: _Peer) -> Stream:
+    def _stream(self, peer: _Peer) -> Connection[Any]:
         """A connection to `peer`, kept or new. Raises OSError."""
         idle = self._idle.get(peer)
         if idle:
@@ -258,7 +322,8 @@ class TcpTransport:
                 del self._idle[peer]
             return stream
         assert self._memory is not None
-        return Stream(
+        kind: type[Connection[Any]] = Sender if peer.writes else Stream
+        return kind(
             self._reactor,
             self._memory,
             peer.host,
@@ -268,10 +333,10 @@ class TcpTransport:
             on_idle_end=lambda stream: self._drop_idle(peer, stream),
         )
 
-    def _keep(self, peer: _Peer, stream: Stream) -> None:
+    def _keep(self, peer: _Peer, stream: Connection[Any]) -> None:
         self._idle.setdefault(peer, []).append(stream)
 
-    def _drop_idle(self, peer: _Peer, stream: Stream) -> None:
+    def _drop_idle(self, peer: _Peer, stream: Connection[Any]) -> None:
         idle = self._idle.get(peer, [])
         if stream in idle:
             idle.remove(stream)

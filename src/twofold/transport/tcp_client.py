@@ -6,23 +6,15 @@ what goes wrong on one harms no other transfer. Connections that end well are ke
 
 from __future__ import annotations
 
-import errno
-import os
-import socket
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any
 
 from twofold.transport import wire
 from twofold.transport.checksum import checksums, combined
-from twofold.transport.memory import PoolMemory
-from twofold.transport.reactor import READ, TIMED_OUT, WRITE, Reactor
+from twofold.transport.reactor import READ
 from twofold.transport.runs import Run
-from twofold.types import seconds_to_ns
-
-_TURN_BYTES: Final = 8 * 1024 * 1024
-"""Most bytes taken from one connection before the others have a turn."""
+from twofold.transport.tcp_connection import TURN_BYTES, Connection
 
 
 class Share:
@@ -52,95 +44,30 @@ class Share:
         return wire.pack_request(self.epoch, self.tag, ranges, self.sums is not None)
 
 
-class Stream:
-    """A connection to one peer's data port. Raises OSError when connecting fails at once.
+class Stream(Connection[Share]):
+    """A connection on which a peer's blocks are read. See `Connection`."""
 
-    Without a share it is idle: `on_idle_end` is called when it closes then.
-    """
-
-    def __init__(
-        self,
-        reactor: Reactor,
-        memory: PoolMemory,
-        host: str,
-        port: int,
-        *,
-        timeout_s: float,
-        idle_s: float,
-        on_idle_end: Callable[[Stream], None],
-    ) -> None:
-        self._reactor = reactor
-        self._memory = memory
-        self._timeout_s = timeout_s
-        self._timeout_ns = seconds_to_ns(timeout_s)
-        self._idle_ns = seconds_to_ns(idle_s)
-        self._on_idle_end = on_idle_end
-        self._share: Share | None = None
+    def __init__(self, *args: Any, **settings: Any) -> None:
         self._request = memoryview(b"")
         self._head = bytearray(wire.ANSWER_BYTES)
         self._head_view = memoryview(self._head)
         self._filled = 0
         self._payload: memoryview | None = None
         self._checksum = 0
-        self.deadline_ns = 0
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            self.sock.setblocking(False)
-            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            code = self.sock.connect_ex((host, port))
-            if code not in (0, errno.EINPROGRESS):
-                raise OSError(code, os.strerror(code))
-        except BaseException:
-            self.sock.close()
-            raise
-        self._connecting = True
+        super().__init__(*args, **settings)
 
-    def start(self, share: Share) -> None:
-        """Fetch `share`. The stream must be idle."""
-        self._share = share
-        self._request = memoryview(share.request())
+    def _begin(self, task: Share) -> None:
+        self._request = memoryview(task.request())
         self._filled = 0
-        self.deadline_ns = time.monotonic_ns() + self._timeout_ns
-        self._reactor.watch(self, WRITE)
 
-    def ready(self, events: int) -> None:
-        """Go on with connecting, the request or the answer."""
-        if self._connecting:
-            code = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if code:
-                self.fail(os.strerror(code))
-                return
-            self._connecting = False
-        if self._share is None:
-            # Nothing is due on an idle connection, so this is its end or not our protocol.
-            self.fail("closed while idle")
-        elif self._request:
+    def _go_on(self, task: Share, events: int) -> None:
+        if self._request:
             self._send()
         else:
-            try:
-                self._receive(self._share)
-            except wire.FrameError as error:
-                self.fail(str(error))
+            self._receive(task)
 
-    def fail(self, reason: str) -> None:
-        """Close, and end the share with `reason`."""
-        if reason == TIMED_OUT:
-            reason = f"timed out: the peer sent nothing for {self._timeout_s:g} s"
-        share = self._share
-        self.close()
-        if share is None:
-            self._on_idle_end(self)
-        else:
-            share.on_end(reason)
-
-    def close(self) -> None:
-        """Close without a word to the share. May be called again."""
-        self._share = None
+    def _drop(self) -> None:
         self._payload = None
-        if self.sock.fileno() >= 0:
-            self._reactor.forget(self)
-            self.sock.close()
 
     def _send(self) -> None:
         try:
@@ -148,14 +75,14 @@ class Stream:
         except BlockingIOError:
             return
         self._request = self._request[n:]
-        self.deadline_ns = time.monotonic_ns() + self._timeout_ns
+        self._moved()
         if not self._request:
             self._reactor.watch(self, READ)
 
     def _receive(self, share: Share) -> None:
         """Take what has come: headers into a buffer, blocks to where they belong."""
         taken = 0
-        while taken < _TURN_BYTES:
+        while taken < TURN_BYTES:
             try:
                 n = self._take(last=len(share.runs) == 1)
             except BlockingIOError:
@@ -172,7 +99,7 @@ class Stream:
             if self._payload is None and self._filled == len(self._head):
                 self._expect(share, share.runs[0])
         if taken:
-            self.deadline_ns = time.monotonic_ns() + self._timeout_ns
+            self._moved()
 
     def _take(self, last: bool) -> int:
         """One receive: the rest of a run together with the next header, if there is one."""
@@ -208,9 +135,3 @@ class Stream:
         if combined(sums) != self._checksum:
             raise wire.FrameError("checksum differs: blocks changed on the way")
         share.sums[run.at : run.at + run.n] = sums
-
-    def _rest(self, share: Share) -> None:
-        """The share is whole; the connection is free for another."""
-        self._share = None
-        self.deadline_ns = time.monotonic_ns() + self._idle_ns
-        share.on_end("")

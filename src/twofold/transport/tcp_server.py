@@ -1,4 +1,4 @@
-"""The serving side of the TCP transport: sends blocks of the registered pool to peers."""
+"""The serving side of the TCP transport: sends blocks of our pool to peers, and takes theirs in."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from twofold.transport import wire
 from twofold.transport.checksum import checksums, combined
 from twofold.transport.memory import PoolMemory
 from twofold.transport.reactor import READ, WRITE, Reactor
+from twofold.transport.tcp_intake import Intake
+from twofold.transport.windows import Windows
 from twofold.types import NS_PER_MS, seconds_to_ns
 
 _log = logging.getLogger("twofold.transport")
 
 _TURN_BYTES: Final = 8 * 1024 * 1024
-"""Most bytes sent to one peer before the others have a turn."""
+"""Most bytes moved for one peer before the others have a turn."""
 
 _AHEAD_BYTES: Final = 1024 * 1024
 _AHEAD_FRAMES: Final = 64
@@ -36,6 +38,7 @@ class Listener:
         self,
         reactor: Reactor,
         memory: PoolMemory,
+        windows: Windows,
         host: str,
         port: int,
         *,
@@ -45,6 +48,7 @@ class Listener:
     ) -> None:
         self._reactor = reactor
         self._memory = memory
+        self._windows = windows
         self._timeout_ns = seconds_to_ns(timeout_s)
         self._idle_ns = seconds_to_ns(idle_s)
         self._max_connections = max_connections
@@ -85,6 +89,7 @@ class Listener:
             sock,
             self._reactor,
             self._memory,
+            self._windows,
             self._timeout_ns,
             self._idle_ns,
             lambda: self._connections.pop(number, None),
@@ -110,6 +115,7 @@ class _Serving:
         sock: socket.socket,
         reactor: Reactor,
         memory: PoolMemory,
+        windows: Windows,
         timeout_ns: int,
         idle_ns: int,
         on_close: Callable[[], object],
@@ -117,10 +123,13 @@ class _Serving:
         self.sock = sock
         self._reactor = reactor
         self._memory = memory
+        self._windows = windows
         self._timeout_ns = timeout_ns
         self._idle_ns = idle_ns
         self._on_close = on_close
         self._request: wire.RequestHead | None = None
+        self._intake: Intake | None = None
+        self._last = False  # close once the answer is out
         self._ranges: deque[wire.Range] = deque()
         self._out: deque[memoryview] = deque()
         self._await_request()
@@ -130,6 +139,8 @@ class _Serving:
         try:
             if events & WRITE:
                 self._send()
+            elif self._intake is not None:
+                self._take_in(self._intake)
             else:
                 self._receive()
         except wire.FrameError as error:
@@ -151,6 +162,7 @@ class _Serving:
 
     def _await_request(self) -> None:
         self._request = None
+        self._intake = None
         self._buffer = bytearray(wire.REQUEST_BYTES)
         self._filled = 0
         self.deadline_ns = time.monotonic_ns() + self._idle_ns
@@ -174,11 +186,43 @@ class _Serving:
                 continue
             if self._request is None:
                 self._request = wire.unpack_request(self._buffer)
+                if self._request.writes:
+                    self._intake = Intake(self._request, self._memory, self._windows)
+                    self._take_in(self._intake)
+                    return
                 self._buffer = bytearray(self._request.n_ranges * wire.RANGE_BYTES)
                 self._filled = 0
             else:
                 self._answer(self._request, wire.unpack_ranges(self._buffer))
                 return
+
+    def _take_in(self, intake: Intake) -> None:
+        """Go on with a write; once it is over, say how it went."""
+        taken = 0
+        over = False
+        while not over and taken < _TURN_BYTES:
+            try:
+                over = intake.receive(self.sock)
+            except BlockingIOError:
+                break
+            if not over and intake.n_last == 0:
+                self.fail("the peer closed it amid a write")
+                return
+            taken += max(0, intake.n_last)
+        if taken or over:
+            self.deadline_ns = time.monotonic_ns() + self._timeout_ns
+        if not over:
+            return
+        assert self._request is not None
+        # After a refusal, what the peer still sends would be taken for something else.
+        self._last = intake.refusal != wire.OK
+        nothing = wire.Range(0, 0)
+        head = wire.pack_answer(
+            intake.refusal, self._memory.epoch, self._request.tag, nothing, intake.n_bytes, 0
+        )
+        self._out.append(memoryview(head))
+        self._reactor.watch(self, WRITE)
+        self._send()
 
     def _answer(self, request: wire.RequestHead, ranges: list[wire.Range]) -> None:
         """Begin the answer to a whole request."""
@@ -203,7 +247,10 @@ class _Serving:
         while sent < _TURN_BYTES:
             self._prepare()
             if not self._out:
-                self._await_request()
+                if self._last:
+                    self.close()
+                else:
+                    self._await_request()
                 return
             try:
                 n = self.sock.sendmsg(self._out)

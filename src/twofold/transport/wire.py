@@ -1,8 +1,10 @@
 """The frames of the TCP transport: how they look, and every check on what a peer sent. Pure.
 
-A request is a header and ranges of blocks; the answer is one frame per range, in order: a header
-and the blocks' bytes. Integers are little-endian. Whatever does not fit is a FrameError, after
-which nothing more on that connection can be trusted.
+A request to read is a header and ranges of blocks; the answer is one frame per range, in order: a
+header and the blocks' bytes. A request to write is a header that names a window, and one frame
+per piece: a header and its bytes; the answer is one header that says whether all have landed.
+Integers are little-endian. Whatever does not fit is a FrameError, after which nothing more on that
+connection can be trusted.
 """
 
 from __future__ import annotations
@@ -18,16 +20,20 @@ MAX_RANGE_BYTES: Final = 64 * 1024 * 1024
 """Most bytes of one range, unless it is a single block."""
 
 _REQUEST_MAGIC: Final = b"2FRQ"
+_WRITE_MAGIC: Final = b"2FWR"
 _ANSWER_MAGIC: Final = b"2FAN"
 _REQUEST: Final = struct.Struct(f"<4sHHI{EPOCH_BYTES}sQ")
-"""magic, version, flags, number of ranges, epoch, tag."""
+"""magic, version, flags, number of ranges or pieces, epoch, tag or window."""
 _RANGE: Final = struct.Struct("<II")
 """first block, number of blocks."""
+_PIECE: Final = struct.Struct("<IIQQQ")
+"""first block, number of blocks, offset in the block, bytes, checksum."""
 _ANSWER: Final = struct.Struct(f"<4sHH{EPOCH_BYTES}sQIIQQ")
 """magic, version, status, epoch, tag, first block, number of blocks, bytes, checksum."""
 
 REQUEST_BYTES: Final = _REQUEST.size
 RANGE_BYTES: Final = _RANGE.size
+PIECE_BYTES: Final = _PIECE.size
 ANSWER_BYTES: Final = _ANSWER.size
 
 _FLAG_CHECKSUM: Final = 1
@@ -35,9 +41,13 @@ _FLAG_CHECKSUM: Final = 1
 OK: Final = 0
 STALE: Final = 1
 OUTSIDE: Final = 2
+CLOSED: Final = 3
+DAMAGED: Final = 4
 _REFUSALS: Final = {
     STALE: "stale segment: the peer's pool has another epoch",
     OUTSIDE: "the peer says that the blocks are outside its pool",
+    CLOSED: "the peer does not let these blocks be written, or not any more",
+    DAMAGED: "checksum differs: blocks changed on the way",
 }
 
 
@@ -46,12 +56,25 @@ class FrameError(Exception):
 
 
 class RequestHead(NamedTuple):
-    """The fixed part of a request. `tag` comes back in each answer."""
+    """The fixed part of a request. `tag` comes back in each answer; of a write it is the window,
+    and `n_ranges` the number of pieces."""
 
     n_ranges: int
     epoch: bytes
     tag: int
     checksum: bool
+    writes: bool = False
+
+
+class PieceHead(NamedTuple):
+    """What comes before the bytes of one piece of a write: bytes from `offset` on of block `first`,
+    or `n` whole blocks from there on."""
+
+    first: int
+    n: int
+    offset: int
+    n_bytes: int
+    checksum: int
 
 
 class Range(NamedTuple):
@@ -71,7 +94,7 @@ def pack_request(epoch: bytes, tag: int, ranges: list[Range], checksum: bool) ->
 def unpack_request(data: bytearray) -> RequestHead:
     """The head in `data`, REQUEST_BYTES long. Raises FrameError."""
     magic, version, flags, n_ranges, epoch, tag = _REQUEST.unpack(data)
-    if magic != _REQUEST_MAGIC:
+    if magic not in (_REQUEST_MAGIC, _WRITE_MAGIC):
         raise FrameError(f"not a request: it begins with {magic!r}")
     if version != VERSION:
         raise FrameError(f"request of version {version}, not {VERSION}")
@@ -79,7 +102,29 @@ def unpack_request(data: bytearray) -> RequestHead:
         raise FrameError(f"unknown request flags {flags:#x}")
     if not 1 <= n_ranges <= MAX_RANGES:
         raise FrameError(f"request for {n_ranges} ranges, not 1 to {MAX_RANGES}")
-    return RequestHead(n_ranges, epoch, tag, bool(flags & _FLAG_CHECKSUM))
+    writes = magic == _WRITE_MAGIC
+    return RequestHead(n_ranges, epoch, tag, bool(flags & _FLAG_CHECKSUM), writes)
+
+
+def pack_write(epoch: bytes, window: int, n_pieces: int, checksum: bool) -> bytes:
+    """The head of a request to write; its pieces follow."""
+    flags = _FLAG_CHECKSUM if checksum else 0
+    return _REQUEST.pack(_WRITE_MAGIC, VERSION, flags, n_pieces, epoch, window)
+
+
+def pack_piece(piece: PieceHead) -> bytes:
+    """The header of one piece; its bytes follow."""
+    return _PIECE.pack(*piece)
+
+
+def unpack_piece(data: bytearray, n_blocks: int, block_bytes: int) -> PieceHead | None:
+    """The header in `data`, PIECE_BYTES long, or None when it does not lie in such a pool."""
+    piece = PieceHead(*_PIECE.unpack(data))
+    if not inside([Range(piece.first, piece.n)], n_blocks, block_bytes) or piece.n_bytes < 1:
+        return None
+    if piece.n > 1:
+        return piece if (piece.offset, piece.n_bytes) == (0, piece.n * block_bytes) else None
+    return piece if piece.offset + piece.n_bytes <= block_bytes else None
 
 
 def unpack_ranges(data: bytearray) -> list[Range]:

@@ -280,6 +280,8 @@ class PushSource(Source):
         elif reason is None and sending is not None:
             if sending.generation != claim.generation:
                 reason = f"stale: generation {claim.generation} of {sending.generation}"
+            elif sending.claim is not None and sending.peer == peer:
+                return  # said twice: a refusal now would be taken for the end of all writes
             elif sending.peer not in ("", peer) or sending.ending:
                 reason = sending.ending or "another worker has claimed it"
         if reason is not None:
@@ -288,8 +290,6 @@ class PushSource(Source):
         if sending is None:
             sending = self._sending[claim.request_id] = Transfer(*key)
             self._timers.set(("lease", claim.request_id), now_ns + self._lease_ns)
-        if sending.claim is not None:
-            return  # said twice
         sending.peer, sending.claim = peer, claim
         if sending.hold is not None:
             sending.hold.peer = peer
