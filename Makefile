@@ -8,13 +8,14 @@ IS_NEW := import sys; raise SystemExit(sys.version_info < (3, 11))
 PY ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 	$$p -c '$(IS_NEW)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help install serve test check format clean
+.PHONY: help install serve test check format swarm clean
 
 help:
 	@echo "make serve   install, start 1 prefill and 1 decode worker, ask a question, keep serving"
 	@echo "             (ARGS=--once stops after the answer; ARGS may hold any flag of twofold serve)"
 	@echo "make test    install and run the tests (ARGS goes to pytest)"
 	@echo "make check   format, lint, types and import rules"
+	@echo "make swarm   search for faults (ARGS=\"--seeds N\" and other flags of twofold.sim.swarm)"
 	@echo "make format  put the code into shape"
 	@echo "make clean   remove everything that was made here"
 
@@ -46,6 +47,9 @@ check: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff format $(CODE)
 	$(BIN)/ruff check --fix $(CODE)
+
+swarm: $(STAMP)
+	@$(BIN)/python -m twofold.sim.swarm $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -6,6 +6,7 @@ import csv
 import gzip
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from benchmarks.published.data import Data, mean
@@ -13,135 +14,149 @@ from benchmarks.published.rows import Row, close, unchecked, with_note
 from benchmarks.published.sim import Workers, simulate
 from twofold.cost.models import fits_tokens, model_shape
 from twofold.cost.readers import read_profile
-from twofold.cost.step import StepTime
 from twofold.cost.step_profile import step_time
+from twofold.metrics.record import RequestRecord
 from twofold.trace import TraceRequest
-from twofold.types import NS_PER_MS, NS_PER_S
+from twofold.types import NS_PER_MS
 
-SILICON: Final = "aiconfigurator silicon"
+SOURCE: Final = "aiconfigurator silicon"
+MODEL: Final = "Qwen3-32B"
+WAVES: Final = 5
+BUDGETS: Final = (2048, 8192)
 
 
-def _silicon(data: Data) -> list[Mapping[str, str]]:
+class Point:
+    """One measured point, and the percent by which a simulation is off."""
+
+    def __init__(self, row: Mapping[str, str], concurrency: int) -> None:
+        self.concurrency = concurrency
+        self.tp = int(row["tp_size"])
+        self.isl, self.osl = int(row["isl"]), int(row["osl"])
+        self.measured = float(row["silicon_ttft_ms"]), float(row["silicon_tpot_ms"])
+        self.ours = (0.0, 0.0)
+
+    def error(self, i: int) -> float:
+        """Of TTFT (0) or TPOT (1), in percent."""
+        return 100 * (self.ours[i] - self.measured[i]) / self.measured[i]
+
+    @property
+    def name(self) -> str:
+        """For a reader."""
+        return f"{self.isl}/{self.osl} at {self.concurrency}"
+
+
+def _sample(data: Data) -> tuple[list[Mapping[str, str]], int]:
+    """BF16 points of Qwen3-32B on H100 under vLLM, and how many others there are."""
     path = data.path("results/aiconfigurator_silicon_sample.csv.gz")
+    wanted = ("Qwen/Qwen3-32B", "h100_sxm", "vllm", "agg", "")
+    keys = ("model_path", "system", "backend", "mode", "precision")
     with gzip.open(path, "rt") as file:
-        return [
-            row
-            for row in csv.DictReader(file)
-            if (row["model_path"], row["system"], row["backend"], row["mode"], row["precision"])
-            == ("Qwen/Qwen3-32B", "h100_sxm", "vllm", "agg", "")
-        ]
+        rows = list(csv.DictReader(file))
+    found: list[Mapping[str, str]] = [r for r in rows if tuple(r[k] for k in keys) == wanted]
+    return found, len(rows) - len(found)
+
+
+def _points(data: Data) -> list[Point]:
+    points = []
+    for row in _sample(data)[0]:
+        loop = re.search(r"silicon_concurrency=(\d+)", row["silicon_data_source"])
+        if loop is not None and not (data.quick and int(loop[1]) > 32):
+            points.append(Point(row, int(loop[1])))
+    return points
+
+
+def closed_loop(workers: Workers, concurrency: int, isl: int, osl: int) -> list[RequestRecord]:
+    """`WAVES` requests for each of `concurrency` clients that all start at once.
+
+    Each asks again when it is answered. A later arrival changes nothing before it, so each
+    simulation from the arrivals found so far settles those of one wave more.
+    """
+    arrivals = [0] * concurrency
+    records: list[RequestRecord] = []
+    for wave in range(1, WAVES + 1):
+        requests = [TraceRequest(at_ns, isl, osl) for at_ns in arrivals]
+        records = simulate("1M", model_shape(MODEL), workers, requests, latency={})
+        ends = sorted(record.end_ns for record in records)
+        arrivals = sorted([0] * concurrency + ends[: concurrency * wave])
+    return records
+
+
+def _run(data: Data, budget: int) -> list[Point]:
+    shape = model_shape(MODEL)
+    points = _points(data)
+    for point in points:
+        table = f"profiles/aiconfigurator_steps/Qwen3-32B__h100_sxm__vllm__tp{point.tp}.csv"
+        workers = Workers(
+            step=step_time(read_profile(data.path(table)), extrapolate=True),
+            kv_tokens=fits_tokens(shape, int(80e9 * 0.9), point.tp, 2.0),
+            max_num_seqs=1024,
+            budget=budget,
+        )
+        records = closed_loop(workers, point.concurrency, point.isl, point.osl)
+        point.ours = (
+            mean((r.ttft_ns or 0) / NS_PER_MS for r in records),
+            mean((r.tpot_ns or 0) / NS_PER_MS for r in records),
+        )
+    return points
+
+
+def _size(i: int, point: Point) -> tuple[float, str]:
+    return abs(point.error(i)), point.name
 
 
 def silicon_rows(data: Data) -> list[Row]:
     """Qwen3-32B BF16 on H100 under vLLM: closed loops of a fixed concurrency."""
-    shape = model_shape("Qwen3-32B")
-    by_tp: dict[int, list[tuple[float, float]]] = {}
-    worst: dict[int, str] = {}
-    seen = used = 0
-    for row in _silicon(data):
-        seen += 1
-        loop = re.search(r"silicon_concurrency=(\d+)", row["silicon_data_source"])
-        tp = int(row["tp_size"])
-        if loop is None or (data.quick and int(loop[1]) > 64):
-            continue
-        used += 1
-        path = data.path(f"profiles/aiconfigurator_steps/Qwen3-32B__h100_sxm__vllm__tp{tp}.csv")
-        workers = Workers(
-            step=step_time(read_profile(path), extrapolate=True),
-            kv_tokens=fits_tokens(shape, int(80e9 * 0.9), tp, 2.0),
-            max_num_seqs=1024,
-            budget=8192,
-        )
-        ttft, tpot = _closed_loop(workers, int(loop[1]), int(row["isl"]), int(row["osl"]))
-        told = float(row["silicon_ttft_ms"]), float(row["silicon_tpot_ms"])
-        errors = 100 * (ttft - told[0]) / told[0], 100 * (tpot - told[1]) / told[1]
-        if abs(errors[1]) > max((abs(e[1]) for e in by_tp.get(tp, ())), default=0.0):
-            worst[tp] = (
-                f"worst TPOT at {row['isl']}/{row['osl']}, concurrency {loop[1]}: "
-                f"{told[1]:.1f} measured, {tpot:.1f} here"
-            )
-        by_tp.setdefault(tp, []).append(errors)
-    conditions = (
-        "Qwen3-32B BF16 on H100, vLLM 0.12, {n} points (input/output and "
-        "concurrency as printed), step "
-        "table of aiconfigurator (an estimate), 8,192 tokens a step, "
-        "closed loop run as evenly spaced "
-        "arrivals at the rate that keeps the concurrency by Little's law, first third left out"
-    )
+    why = {
+        "TPOT": "the table has kernels only; a measured server adds time of its own to each step",
+        "TTFT": (
+            "all clients start at once here and go on in step; how the measured loop began, how "
+            "long it ran and how many tokens a step could have are not in the sample"
+        ),
+    }
     rows = []
-    for tp, pairs in sorted(by_tp.items()):
-        for label, i in (("TPOT", 1), ("TTFT", 0)):
-            off = mean(e[i] for e in pairs)
-            size = mean(abs(e[i]) for e in pairs)
-            why = (
-                "a loop that starts with all its prompts at once keeps them in "
-                "step, so that each waits for the "
-                "others' prompts; evenly spaced ones do not"
-                if label == "TTFT"
-                else (
-                    "the table has kernels only; a measured server's loop adds its own "
-                    "time to each step"
-                )
-            )
-            made = close(
-                SILICON,
-                f"TP{tp}: mean {label} of {len(pairs)} points (100 = measured)",
-                100.0,
-                100.0 + off,
-                conditions=conditions.format(n=len(pairs)),
-                why=why,
-            )
-            rows.append(
-                with_note(
-                    made, f"mean size of the error {size:.1f} %" + (f"; {worst[tp]}" if i else "")
-                )
-            )
-    rows.append(
-        unchecked(
-            SILICON,
-            f"the other {2618 - seen:,} points",
-            "",
-            (
-                "other backends (TensorRT-LLM, SGLang), or precisions (FP8, FP4) "
-                "and models for which the data has no step table of that backend "
-                "and precision"
-            ),
+    for budget in BUDGETS:
+        points = _run(data, budget)
+        conditions = (
+            f"Qwen3-32B BF16 on H100, vLLM 0.12, {len(points)} points (lengths and concurrency as "
+            f"printed), step table of aiconfigurator (an estimate), {budget:,} tokens a step (not "
+            f"printed: both usual settings are shown), a closed loop of {WAVES} requests a client"
         )
-    )
-    rows.append(
+        for tp in sorted({point.tp for point in points}):
+            some = [point for point in points if point.tp == tp]
+            for label, i in (("TPOT", 1), ("TTFT", 0)):
+                off = mean(point.error(i) for point in some)
+                worst = max(some, key=partial(_size, i))
+                row = close(
+                    SOURCE,
+                    f"TP{tp}, steps of {budget:,}: {label} of {len(some)} points (measured: 100)",
+                    100.0,
+                    100.0 + off,
+                    conditions=conditions,
+                    why=why[label],
+                )
+                size = mean(abs(point.error(i)) for point in some)
+                note = (
+                    f"mean size of the error {size:.0f} %, worst {worst.name}: "
+                    f"{worst.measured[i]:.1f} ms measured, {worst.ours[i]:.1f} here"
+                )
+                rows.append(with_note(row, note))
+    return rows + _unchecked(data)
+
+
+def _unchecked(data: Data) -> list[Row]:
+    others = _sample(data)[1]
+    return [
         unchecked(
-            SILICON,
+            SOURCE,
+            f"the other {others:,} points",
+            "",
+            "other backends (TensorRT-LLM, SGLang), or precisions (FP8, FP4) and models for which "
+            "the data has no step table of that backend and precision",
+        ),
+        unchecked(
+            SOURCE,
             "Qwen3-32B FP8, 32 x H200, 4000/500: 812.9 split, 478.6 unsplit tok/s per GPU",
             "812.9 against 478.6",
-            "the data's Qwen3-32B table is BF16; an FP8 one would be needed for either number",
-        )
-    )
-    return rows
-
-
-def _closed_loop(workers: Workers, concurrency: int, isl: int, osl: int) -> tuple[float, float]:
-    """Mean TTFT and TPOT at the rate that holds `concurrency` requests in flight."""
-    n = 6 * concurrency + 30
-    low, high = 0.0, concurrency / _alone_s(workers.step, isl, osl)
-    ttft = tpot = 0.0
-    for _ in range(8):
-        rate = (low + high) / 2 if low or ttft else high
-        gap = round(NS_PER_S / rate)
-        requests = [TraceRequest(i * gap, isl, osl) for i in range(n)]
-        records = simulate("1M", model_shape("Qwen3-32B"), workers, requests)[n // 3 :]
-        ttft = mean((r.ttft_ns or 0) / NS_PER_MS for r in records)
-        tpot = mean((r.tpot_ns or 0) / NS_PER_MS for r in records)
-        in_flight = rate * mean(r.e2e_ns / NS_PER_S for r in records)
-        if in_flight > concurrency:
-            high = rate
-        else:
-            low = rate
-        if abs(in_flight - concurrency) < 0.02 * concurrency:
-            break
-    return ttft, tpot
-
-
-def _alone_s(step: StepTime, isl: int, osl: int) -> float:
-    return (
-        step.step_ns([(isl, 0)], 0, 0) + step.decode_run_ns(1, isl + 1, max(osl - 1, 1))
-    ) / NS_PER_S
+            "the data's Qwen3-32B tables are BF16; an FP8 one would be needed for either number",
+        ),
+    ]

@@ -64,7 +64,7 @@ RATES: Final = range(10, 251, 10)
 
 def seconds(data: Data) -> int:
     """How long requests come for in each run."""
-    return 4 if data.quick else 20
+    return 3 if data.quick else 8
 
 
 class Search:
@@ -132,7 +132,7 @@ def winner_rows(data: Data, trace: str, *, as_published: bool) -> list[Row]:
     published = "{}:{}".format(*told[f"iso_power_{trace}"]["HH"])
     search = Search(data, trace, as_published=as_published)
     rates: dict[str, int] = {}
-    for n_token in (5, 15, 25) if data.quick else (5, 10, 15, 20, 25):
+    for n_token in (5, 15, 25) if data.quick else (5, 10, 15, 20):
         pools = Pools(name=f"{40 - n_token}:{n_token}", n_prompt=40 - n_token, n_token=n_token)
         rates[pools.name] = search.best(pools)
     top = max(rates.values())

@@ -191,6 +191,7 @@ async def running(
         [WorkerAddress(w.name, w.role, HOST, w.http_port) for w in workers],
         request_timeout_s=request_timeout_s,
         max_inflight=max_inflight,
+        handoff=settings.handoff,
     )
     stack = Stack(workers, gateway)
     await stack.public.start(HOST, 0)

@@ -51,7 +51,8 @@ def test_samples_and_resamples_come_last(trace: str) -> None:
     assert 15 <= len(some) <= 25
     drawn = [read(trace, sample=20, resample=number) for number in (1, 2)]
     assert drawn[0] != drawn[1]
-    assert {r.input_tokens for r in drawn[0]} <= {r.input_tokens for r in some}
+    assert all(15 <= len(found) <= 25 for found in drawn)
+    assert len(read(trace, resample=1)) > 80
 
 
 def test_the_rate_scale_keeps_all_but_the_gaps(trace: str) -> None:

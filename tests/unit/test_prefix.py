@@ -26,7 +26,7 @@ def fill(cache: PrefixCache, tokens: Sequence[int], first: int, salt: str = "") 
     ("n", "hits"), [(1, 0), (B - 1, 0), (B, 0), (B + 1, 1), (2 * B, 1), (2 * B + 1, 2), (3 * B, 2)]
 )
 def test_a_hit_is_of_full_blocks_and_never_the_whole_prompt(n: int, hits: int) -> None:
-    cache = PrefixCache(B)
+    cache = PrefixCache(B, 64)
     tokens = list(range(3 * B))
     fill(cache, tokens, 0)
     assert cache.lookup(tokens[:n], "", []) == list(range(hits))
@@ -34,11 +34,11 @@ def test_a_hit_is_of_full_blocks_and_never_the_whole_prompt(n: int, hits: int) -
 
 def test_a_block_that_is_not_full_is_no_block() -> None:
     with pytest.raises(AssertionError, match="only full blocks"):
-        PrefixCache(B).insert([0], 0, 1, [1, 2], "", [])
+        PrefixCache(B, 64).insert([0], 0, 1, [1, 2], "", [])
 
 
 def test_salts_never_meet() -> None:
-    cache = PrefixCache(B)
+    cache = PrefixCache(B, 64)
     tokens = list(range(3 * B))
     fill(cache, tokens, 0, "one")
     assert cache.lookup(tokens, "two", []) == []
@@ -49,14 +49,14 @@ def test_salts_never_meet() -> None:
 def test_salts_never_meet_even_when_keys_collide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links_module, "block_key", lambda parent, tokens: b"same")
     monkeypatch.setattr(links_module, "root_key", lambda salt: b"root")
-    cache = PrefixCache(B)
+    cache = PrefixCache(B, 64)
     tokens = list(range(2 * B))
     fill(cache, tokens, 0, "one")
     assert cache.lookup(tokens, "two", []) == []
 
 
 def test_same_tokens_after_another_head_are_no_hit() -> None:
-    cache = PrefixCache(B)
+    cache = PrefixCache(B, 64)
     fill(cache, [1, 1, 1, 5, 5, 5], 0)
     fill(cache, [2, 2, 2], 2)
     assert cache.lookup([2, 2, 2, 5, 5, 5, 9], "", []) == [2]
@@ -64,7 +64,7 @@ def test_same_tokens_after_another_head_are_no_hit() -> None:
 
 def test_colliding_key_of_other_tokens_is_no_hit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links_module, "block_key", lambda parent, tokens: b"same")
-    cache = PrefixCache(B)
+    cache = PrefixCache(B, 64)
     fill(cache, [1, 1, 1], 0)
     assert cache.lookup([1, 1, 1, 9], "", []) == [0]
     assert cache.lookup([2, 2, 2, 9], "", []) == []
@@ -79,7 +79,7 @@ def test_tail_behind_a_head_that_collided_is_no_hit(monkeypatch: pytest.MonkeyPa
         return b"head" if tuple(tokens) in ((1, 1, 1), (2, 2, 2)) else real(parent, tokens)
 
     monkeypatch.setattr(links_module, "block_key", colliding)
-    cache = PrefixCache(B)
+    cache = PrefixCache(B, 64)
     fill(cache, [1, 1, 1], 0)
     fill(cache, [2, 2, 2, 5, 5, 5], 1)
     assert cache.lookup([1, 1, 1, 5, 5, 5, 9], "", []) == [0]
@@ -89,7 +89,7 @@ def test_tail_behind_a_head_that_collided_is_no_hit(monkeypatch: pytest.MonkeyPa
 
 
 def test_first_block_recorded_stays_the_one() -> None:
-    cache = PrefixCache(B)
+    cache = PrefixCache(B, 64)
     fill(cache, [1, 1, 1], 0)
     fill(cache, [1, 1, 1], 1)
     assert len(cache) == 1
@@ -99,7 +99,7 @@ def test_first_block_recorded_stays_the_one() -> None:
 
 
 def test_forgotten_block_is_no_hit_and_can_be_recorded_anew() -> None:
-    cache = PrefixCache(B)
+    cache = PrefixCache(B, 64)
     fill(cache, [1, 1, 1, 2, 2, 2], 0)
     cache.forget([0])
     assert cache.lookup([1, 1, 1, 2, 2, 2, 3], "", []) == []
@@ -115,7 +115,7 @@ def test_forgotten_block_is_no_hit_and_can_be_recorded_anew() -> None:
     st.lists(st.integers(0, 1), min_size=1, max_size=10),
 )
 def test_memo_of_keys_changes_nothing(prompts: list[list[int]], tokens: list[int]) -> None:
-    cache = PrefixCache(B)
+    cache = PrefixCache(B, 64)
     memo: list[Link] = []
     for i, prompt in enumerate(prompts):
         fill(cache, prompt, 10 * i)

@@ -9,13 +9,15 @@ beginning share. What cannot be known of it, single ids, it does not offer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from twofold.core.links import Link
 
+_INDEX_BITS: Final = 32
+
 
 class Abridged:
-    """`n` tokens beginning with the full blocks `links`; `own` is no other request's.
+    """`n` tokens beginning with the full blocks `links`; `own` is no other request's, below 0.
 
     What comes after those blocks (a part-filled block, the answer) is this request's alone.
     """
@@ -43,7 +45,7 @@ class Abridged:
 
     def link(self, index: int, parent: Link | None, salt: str) -> Link:
         """The link of full block `index`, which no other request has."""
-        return Link(parent, (self._own, index), salt, key=(self._own, index))
+        return Link(parent, (), salt, key=(self._own << _INDEX_BITS) + index)
 
     def first(self, n: int) -> Abridged:
         """The first `n` tokens, which hold all of `links`."""

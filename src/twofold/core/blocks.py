@@ -58,7 +58,7 @@ class BlockPool:
             raise ValueError(f"a pool needs blocks and tokens, not {n_blocks} of {block_size}")
         self.n_blocks = n_blocks
         self.block_size = block_size
-        self.cache = PrefixCache(block_size)
+        self.cache = PrefixCache(block_size, n_blocks)
         self.holds: dict[RequestId, Hold] = {}
         self._caching = caching
         self._refs = [0] * n_blocks
@@ -148,7 +148,7 @@ class BlockPool:
             refs[block] = left
             if left == 0:
                 assert holders[block] == 0, f"block {block} let go while held"
-                if block in known:
+                if known[block] is not None:
                     lru[block] = None
                 else:
                     free.append(block)
@@ -159,18 +159,22 @@ class BlockPool:
         """A handoff takes over the references that its owner has to `hold.blocks`."""
         assert hold.owner not in self.holds, f"request {hold.owner} holds already"
         self.holds[hold.owner] = hold
+        refs, holders = self._refs, self._holders
         for block in hold.blocks:
-            assert self._refs[block] > 0, f"block {block} held without a reference"
-            if self._holders[block] == 0:
+            assert refs[block] > 0, f"block {block} held without a reference"
+            n = holders[block]
+            holders[block] = n + 1
+            if n == 0:
                 self._n_held += 1
-            self._holders[block] += 1
 
     def unhold(self, owner: RequestId) -> tuple[BlockId, ...]:
         """End a hold; the references pass to the caller, who keeps or releases them."""
         hold = self.holds.pop(owner)
+        holders = self._holders
         for block in hold.blocks:
-            self._holders[block] -= 1
-            if self._holders[block] == 0:
+            n = holders[block] - 1
+            holders[block] = n
+            if n == 0:
                 self._n_held -= 1
         return hold.blocks
 

@@ -118,14 +118,17 @@ class Engine:
         """Start the next step, unless one is in flight or there is nothing to compute."""
         if self.step is not None or not (self.running or self.waiting):
             return
-        self._rescue()
+        if self.waiting:
+            self._rescue()
         work: list[tuple[RequestId, int, int]] = []
         budget = self._continue(work)
-        self._place_waiting(work, budget, now_ns, out)
+        if self.waiting:
+            self._place_waiting(work, budget, now_ns, out)
         if work:
             self.n_steps += 1
+            requests, rows = self.requests, self._in_step
             for request_id, _, _ in work:
-                request = self._in_step[request_id] = self.requests[request_id]
+                request = rows[request_id] = requests[request_id]
                 if request.first_step_ns < 0:
                     request.first_step_ns = now_ns
             self.step = RunStep(self.n_steps, tuple(work))
@@ -294,15 +297,19 @@ class Engine:
         step, self.step = self.step, None
         rows, self._in_step = self._in_step, {}
         sampled = dict(message.tokens)
+        size = self.pool.block_size
         for request_id, start, n in step.work:
             request = rows[request_id]
             if request.state is State.DRAINING:
                 self._let_go(request)
                 continue
-            self.computed_to(request, start + n)
+            if (start + n) // size == start // size:
+                request.computed = start + n
+            else:
+                self.computed_to(request, start + n)
             if request.hold:
                 self._on_progress(request, now_ns, out)
-            if request.n_missing == 0:
+            if request.n_known == start + n:
                 self._append(request, sampled[request_id], now_ns, out)
 
     def step_failed(self, message: StepFailed, now_ns: int, out: Effects) -> None:
@@ -328,11 +335,12 @@ class Engine:
         request.computed = n
 
     def _append(self, request: Request, token: int, now_ns: int, out: Effects) -> None:
-        index = request.n_output
+        index = request.n_known - request.n_prompt
         request.append(token)
         phases = request.phases(now_ns) if index == 0 else None
         out.append(Token(request.id, index, token, phases))
-        stops = token in request.stop_token_ids and index + 1 > request.min_tokens
+        stop_ids = request.stop_token_ids
+        stops = bool(stop_ids) and token in stop_ids and index + 1 > request.min_tokens
         if stops or index + 1 == request.max_tokens:
             reason = "stop" if stops else "length"
             if request.hold:

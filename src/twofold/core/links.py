@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
-Key = bytes | tuple[int, int]
+Key = bytes | int
 """A hash of tokens, or the name of a block whose tokens are not known (see `abridged`)."""
 
 
@@ -21,7 +21,10 @@ def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:
 
 
 class Link:
-    """One full block's tokens and the link of the block before it; None before the first."""
+    """One full block's tokens and the link of the block before it; None before the first.
+
+    Where the tokens are not known there are none, and `key` names block and all before it.
+    """
 
     __slots__ = ("key", "parent", "salt", "tokens")
 

@@ -18,17 +18,18 @@ from twofold.types import BlockId
 class PrefixCache:
     """Maps chain keys to blocks. Holds no references: the pool tells it which blocks it loses."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, n_blocks: int) -> None:
         self.n_inserted = 0
         self._block_size = block_size
         self._block_of: dict[Key, BlockId] = {}
-        self.links: dict[BlockId, Link] = {}
+        self.links: list[Link | None] = [None] * n_blocks
+        """What each block is known to hold."""
 
     def __len__(self) -> int:
-        return len(self.links)
+        return len(self._block_of)
 
     def __contains__(self, block: BlockId) -> bool:
-        return block in self.links
+        return self.links[block] is not None
 
     def lookup(self, tokens: KnownTokens, salt: str, links: list[Link]) -> list[BlockId]:
         """Longest chain of cached blocks that `tokens` starts with, in order.
@@ -37,17 +38,18 @@ class PrefixCache:
         answer to the last one is what a request is for. `links` is the caller's memo of the
         links of its blocks and is extended by those computed here.
         """
-        size = self._block_size
+        size, block_of, known = self._block_size, self._block_of.get, self.links
         found: list[BlockId] = []
         for i in range((len(tokens) - 1) // size):
             if i == len(links):
                 links.append(full_block(tokens, i, size, links[-1] if links else None, salt))
             link = links[i]
-            block = self._block_of.get(link.key)
+            block = block_of(link.key)
             if block is None:
                 break
-            cached = self.links[block]
+            cached = known[block]
             if cached is not link:
+                assert cached is not None, "a key of a block that holds nothing"
                 # Taking over the cache's own links keeps the comparison to one block each time.
                 parent = links[i - 1] if i else None
                 link.parent = parent
@@ -76,10 +78,10 @@ class PrefixCache:
         while len(links) < end:
             parent = links[-1] if links else None
             links.append(full_block(tokens, len(links), size, parent, salt))
-        for index in range(first, end):
-            link, block = links[index], blocks[index]
-            if link.key not in block_of and block not in known:
-                block_of[link.key] = block
+        for link, block in zip(links[first:end], blocks[first:end], strict=True):
+            key = link.key
+            if key not in block_of and known[block] is None:
+                block_of[key] = block
                 known[block] = link
         self.n_inserted += end - first
 
@@ -87,13 +89,13 @@ class PrefixCache:
         """Drop `blocks`: they are about to hold something else. Unknown ones are ignored."""
         block_of, known = self._block_of, self.links
         for block in blocks:
-            link = known.pop(block, None)
+            link = known[block]
             if link is not None:
+                known[block] = None
                 del block_of[link.key]
 
     def clear(self) -> list[BlockId]:
         """Forget everything; returns the blocks forgotten, in order of insertion."""
-        blocks = list(self.links)
-        self.links.clear()
-        self._block_of.clear()
+        blocks = list(self._block_of.values())
+        self.forget(blocks)
         return blocks

@@ -52,16 +52,22 @@ class Timers:
         self._armed_ns = None
         return keys
 
+    def next_ns(self) -> int | None:
+        """When the first key runs out, or None."""
+        heap, at = self._heap, self._at
+        while heap and at.get(heap[0][1]) != heap[0][0]:
+            heappop(heap)
+        return heap[0][0] if heap else None
+
     def arm(self) -> int | None:
         """Time for the driver's timer if it must be set anew, else None.
 
         A timer that is armed too early is left alone: it fires, finds nothing due and is armed
         for the right time then. So pushing a deadline back costs nothing.
         """
-        heap = self._heap
-        while heap and self._at.get(heap[0][1]) != heap[0][0]:
-            heappop(heap)
-        if not heap or (self._armed_ns is not None and self._armed_ns <= heap[0][0]):
+        next_ns = self.next_ns()
+        armed_ns = self._armed_ns
+        if next_ns is None or (armed_ns is not None and armed_ns <= next_ns):
             return None
-        self._armed_ns = heap[0][0]
-        return self._armed_ns
+        self._armed_ns = next_ns
+        return next_ns

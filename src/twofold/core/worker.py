@@ -58,9 +58,9 @@ class WorkerCore:
         min_layerwise_tokens: int = 512,
     ) -> None:
         mode = MODES[handoff]
-        by_layer: dict[str, int] = (
-            {"min_layerwise_tokens": min_layerwise_tokens} if mode.by_layer else {}
-        )
+        own: dict[str, int] = {} if mode.at_once else {"lost_grace_ns": lost_grace_ns}
+        if mode.by_layer:
+            own["min_layerwise_tokens"] = min_layerwise_tokens
         self.timers = Timers()
         self.pool = BlockPool(n_blocks, layout.block_size, caching=prefix_caching)
         self.source = mode.source(
@@ -69,8 +69,7 @@ class WorkerCore:
             layout=layout,
             segment=segment,
             lease_ns=lease_ns,
-            lost_grace_ns=lost_grace_ns,
-            **by_layer,
+            **own,
         )
         self.engine = Engine(
             pool=self.pool,
@@ -129,7 +128,7 @@ class WorkerCore:
         elif isinstance(message, Wake):
             self._wake(now_ns, out)
         elif isinstance(message, PeerLost):
-            self.source.peer_lost(message.peer, now_ns)
+            self.source.peer_lost(message.peer, now_ns, out)
             self.reader.peer_lost(message.peer, message.reason, out)
         elif isinstance(message, Release):
             self._release(message, out)
@@ -152,6 +151,9 @@ class WorkerCore:
         )
         assert message.request_id not in self.engine.requests, "a driver reused a request id"
         reason = self.engine.refusal(request)
+        if request.hold and not self.source.takes(request):
+            out.append(request.ended("refused", "duplicate_handle"))
+            return
         if reason is not None:
             out.append(request.ended("refused", reason))
             self.reader.decline(request, out)

@@ -108,8 +108,15 @@ class Pieces:
                 parts.append(np.full(here, self._ys[0] >> SHIFT, dtype=np.int64))
             else:
                 first = self._ys[i] + self._slopes[i] * (x - xs[i])
-                values = first + self._slopes[i] * step * np.arange(here, dtype=np.int64)
-                parts.append(np.maximum(values >> SHIFT, 0))
+                rise = self._slopes[i] * step
+                if rise:
+                    values = np.arange(first, first + rise * here, rise, dtype=np.int64)
+                else:
+                    values = np.full(here, first, dtype=np.int64)
+                values >>= SHIFT
+                if first < 0 or first + rise * here < 0:
+                    np.maximum(values, 0, out=values)
+                parts.append(values)
             n -= here
             x += here * step
         if len(parts) == 1:

@@ -7,24 +7,28 @@ out in order. What an effect causes at once is a further message, handled after 
 from __future__ import annotations
 
 import logging
+import secrets
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from twofold.config import WorkerAddress
+from twofold.core.handoff import MODES
 from twofold.core.router import Router
 from twofold.live.clock import Clock, LoopClock, Timer
 from twofold.live.exchange import Exchange, Request
 from twofold.live.gateway_legs import (
+    LegName,
     client_body,
     decode_body,
     leg_headers,
     prefill_body,
+    push_handle,
     read_handle,
     release_body,
 )
 from twofold.live.gateway_session import Ended, Session
-from twofold.live.gateway_watch import Watcher, Worker
+from twofold.live.gateway_watch import Watcher, Worker, handoff_fault
 from twofold.live.leg import Head, Leg
 from twofold.messages import (
     Arrive,
@@ -54,16 +58,18 @@ log = logging.getLogger("twofold.gateway")
 
 _RELEASE_TIMEOUT_S: Final = 5.0
 
-LegName = Literal["prefill", "decode"]
-
 
 class Gateway:
-    """Drives one router. `start` and `stop` run the watching; servers call `take`."""
+    """Drives one router. `start` and `stop` run the watching; servers call `take`.
+
+    Workers whose `handoff` is another than the gateway's are not used.
+    """
 
     def __init__(
         self,
         workers: Sequence[WorkerAddress],
         *,
+        handoff: str = "pull",
         max_inflight: int = 512,
         request_timeout_s: float = 600.0,
         kept_ledgers: int = 1024,
@@ -78,6 +84,7 @@ class Gateway:
         self.clock = clock or LoopClock()
         self.router = Router(
             max_inflight=max_inflight,
+            handoff=handoff,
             prefill_policy=prefill_policy,
             decode_policy=decode_policy,
             split_policy=split_policy,
@@ -96,6 +103,10 @@ class Gateway:
         self._busy = False
         self._timer: Timer | None = None
         self._last_number = 0
+        self._handoff = handoff
+        self._at_once = MODES[handoff].at_once
+        # Transfers of another life of the gateway, or of another gateway, have other names.
+        self._transfers = secrets.randbits(25) + 1 << 36
 
     async def start(self) -> None:
         """Begin to watch the workers."""
@@ -143,9 +154,10 @@ class Gateway:
         session = Session(self._last_number, request, exchange, data, request.path)
         session.body = client_body(request.body, data)
         session.stream = stream
+        session.at_once = self._at_once
         self.sessions[session.number] = session
         exchange.on_gone = lambda: self._client_gone(session)
-        exchange.on_drain = lambda: session.leg.resume() if session.leg else None
+        exchange.on_drain = session.resume
         self.metrics.received()
         left_ns = self._time_left_ns(session)
         self._tell_router(
@@ -160,8 +172,7 @@ class Gateway:
     def _client_gone(self, session: Session) -> None:
         """The client closed; one that had the whole answer just did not wait for the framing."""
         if session.is_complete():
-            if session.leg is not None:
-                session.leg.cancel()
+            session.cancel("prefill", "decode")
             self._tell_router(LegEnded(session.number, session.generation))
         else:
             self._tell_router(ClientGone(session.number))
@@ -181,6 +192,10 @@ class Gateway:
     # -------------------------------------------------------------------- router in and out
 
     def _worker_changed(self, message: WorkerSeen | WorkerGone) -> None:
+        fault = handoff_fault(message, self._handoff)
+        if fault:
+            self.workers[message.worker].why = fault
+            message = WorkerGone(message.worker)
         self.metrics.worker_up(message.worker, isinstance(message, WorkerSeen))
         self._tell_router(message)
 
@@ -217,15 +232,14 @@ class Gateway:
             case SendDecode():
                 self._send_decode(session, effect)
             case CancelLeg():
-                if session.leg is not None:
-                    session.leg.cancel()
+                session.cancel(effect.leg)
             case ReleaseHeld():
                 self._release(session, effect)
             case Reply():
                 session.send_error(effect.status, effect.code, effect.reason, effect.retry_after_s)
             case Cut():
                 timed_out = self._time_left_ns(session) <= 0
-                session.cut(session.leg, effect.reason, timed_out)
+                session.cut(effect.reason, timed_out)
             case Terminal():
                 self._end(session, effect)
 
@@ -245,26 +259,18 @@ class Gateway:
         if len(self.ended) > self._kept:
             self.ended.popitem(last=False)
         self.metrics.ended(terminal.outcome, round(ended.e2e_ms * 1e6))
-        session.leg = None
-        log.info(
-            "%s %s %d ttft=%s e2e=%.1fms tokens=%s %s%s",
-            *(ended.request_id, ended.outcome, ended.status),
-            f"{ended.ttft_ms:.1f}ms" if ended.ttft_ms is not None else "-",
-            ended.e2e_ms,
-            ended.n_output if ended.n_output is not None else "-",
-            ">".join(filter(None, (ended.prefill_worker, ended.decode_worker))) or "-",
-            f": {ended.why}" if ended.why else "",
-        )
+        session.legs.clear()
+        log.info("%s", ended.line())
 
     # --------------------------------------------------------------------------------- legs
 
     def _send(
         self, session: Session, worker: str, generation: int, leg: Leg, kind: LegName, body: bytes
     ) -> None:
-        session.leg = leg
+        session.legs[kind] = leg
         session.generation = generation
         session.routed = self.router.why(session.number)
-        session.leg_sent(self.clock.now_ns())
+        session.leg_sent(kind, self.clock.now_ns())
         self.metrics.leg_sent(worker, kind)
         request = session.request
         headers = leg_headers(
@@ -277,7 +283,7 @@ class Gateway:
         session.prefill_worker = worker
 
         def whole(head: Head, body: bytes) -> None:
-            session.leg_answered(head, self.clock.now_ns())
+            session.leg_answered("prefill", head, self.clock.now_ns())
             if head.status != 200:
                 self._leg_refused(session, generation, "prefill", head, body)
                 return
@@ -292,19 +298,26 @@ class Gateway:
             self._leg_lost(session, generation, "prefill", worker, reason)
 
         leg = Leg(on_whole=whole, on_broken=broken)
-        self._send(session, worker, generation, leg, "prefill", prefill_body(session.data))
+        transfer = self._transfer(session, generation) if self._at_once else 0
+        body = prefill_body(session.data, transfer)
+        self._send(session, worker, generation, leg, "prefill", body)
+
+    def _transfer(self, session: Session, generation: int) -> int:
+        """The name of one attempt's push, below 2^62."""
+        return self._transfers + (session.number << 4) + (generation & 15)
 
     def _send_decode(self, session: Session, effect: SendDecode) -> None:
         worker, generation = effect.worker, effect.generation
         session.decode_worker = worker
         body = session.body
         if effect.remote:
-            assert session.handle is not None
-            body = decode_body(body, session.handle)
+            identity = self.workers[session.prefill_worker].identity
+            pushed = push_handle(identity, self._transfer(session, generation))
+            body = decode_body(body, session.handle.raw if session.handle else pushed)
         number = session.number
 
         def whole(head: Head, answer: bytes) -> None:
-            session.leg_answered(head, self.clock.now_ns())
+            session.leg_answered("decode", head, self.clock.now_ns())
             if head.status != 200:
                 self._leg_refused(session, generation, "decode", head, answer)
             elif not answer:
@@ -319,7 +332,7 @@ class Gateway:
 
         def stream(head: Head) -> None:
             now_ns = self.clock.now_ns()
-            session.leg_answered(head, now_ns)
+            session.leg_answered("decode", head, now_ns)
             self._tell_router(DecodeStarted(number, generation))
             session.begin_stream(head, now_ns)
             self._first_byte(session)
@@ -370,7 +383,10 @@ class Gateway:
 
     def _release(self, session: Session, effect: ReleaseHeld) -> None:
         """Tell the prefill worker that nobody comes for the KV. Its lease bounds a lost message."""
-        if session.handle is None or session.handle.remote_request_id is None:
+        if session.handle is None:
+            session.cancel("prefill")  # both legs left at once, and this one is under way still
+            return
+        if session.handle.remote_request_id is None:
             return
         leg = Leg(on_whole=lambda head, body: None, on_broken=lambda reason, reached: None)
         body = release_body(session.handle, effect.generation)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
+from twofold.live.gateway_watch import Identity
 from twofold.live.openai import HOP_FIELDS
 from twofold.types import NS_PER_MS
 
@@ -19,6 +20,7 @@ _ASK_FOR_KV: Final = {
     "remote_host": None,
     "remote_port": None,
 }
+LegName = Literal["prefill", "decode"]
 _encode = msgspec.json.Encoder().encode
 
 
@@ -49,20 +51,41 @@ def client_body(body: bytes, data: Mapping[str, Any]) -> bytes:
     return _encode({k: v for k, v in data.items() if k not in HOP_FIELDS})
 
 
-def prefill_body(data: Mapping[str, Any]) -> bytes:
-    """The body of the prefill leg: one token, no stream, and the KV kept for a decode worker."""
+def prefill_body(data: Mapping[str, Any], transfer: int) -> bytes:
+    """The body of the prefill leg: one token, no stream, and the KV kept for a decode worker.
+
+    `transfer` names the push that it belongs to; 0: the KV is kept until it is read.
+    """
     drop = (*HOP_FIELDS, "stream_options", "min_tokens")
     leg = {k: v for k, v in data.items() if k not in drop}
     leg["stream"] = False
     leg["max_tokens"] = 1
     leg["max_completion_tokens"] = 1
-    leg["kv_transfer_params"] = _ASK_FOR_KV
+    leg["kv_transfer_params"] = _ASK_FOR_KV | ({"transfer_id": transfer} if transfer else {})
     return _encode(leg)
 
 
-def decode_body(client: bytes, handle: Handle) -> bytes:
+def decode_body(client: bytes, handle: bytes) -> bytes:
     """The body of the decode leg: the client's own with the handle put in, nothing re-encoded."""
-    return client[:-1] + b',"kv_transfer_params":' + handle.raw + b"}"
+    return client[:-1] + b',"kv_transfer_params":' + handle + b"}"
+
+
+def push_handle(prefill: Identity | None, transfer: int) -> bytes:
+    """What a decode leg is told that leaves together with its prefill leg.
+
+    None: that worker was lost since it was chosen, and what is asked of it will be cancelled.
+    """
+    return _encode(
+        {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_engine_id": prefill.engine_id if prefill else "",
+            "remote_host": prefill.handoff_host if prefill else "",
+            "remote_port": prefill.handoff_port if prefill else 0,
+            "tp_size": 1,
+            "transfer_id": transfer,
+        }
+    )
 
 
 def read_handle(answer: bytes) -> Handle:

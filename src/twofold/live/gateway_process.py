@@ -31,6 +31,7 @@ def run_gateway(settings: GatewaySettings) -> int:
 async def _serve(settings: GatewaySettings) -> int:
     gateway = Gateway(
         settings.workers,
+        handoff=settings.handoff,
         max_inflight=settings.max_inflight,
         request_timeout_s=settings.request_timeout_s,
         kept_ledgers=settings.kept_ledgers,

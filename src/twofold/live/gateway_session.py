@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from twofold.live.exchange import EVENT_STREAM, Exchange, Header, Request
-from twofold.live.gateway_legs import Handle
+from twofold.live.gateway_legs import Handle, LegName
 from twofold.live.leg import Head, Leg
 from twofold.live.openai import error_body, error_event
 from twofold.metrics.ledger import Ledger, balance, format_server_timing, parse_server_timing
@@ -40,6 +40,16 @@ class Ended(msgspec.Struct, kw_only=True):
     stream: bool
     routed: tuple[str, ...]
 
+    def line(self) -> str:
+        """One line for the log."""
+        ttft = f"{self.ttft_ms:.1f}ms" if self.ttft_ms is not None else "-"
+        tokens = self.n_output if self.n_output is not None else "-"
+        where = ">".join(filter(None, (self.prefill_worker, self.decode_worker))) or "-"
+        return (
+            f"{self.request_id} {self.outcome} {self.status} ttft={ttft} e2e={self.e2e_ms:.1f}ms"
+            f" tokens={tokens} {where}{f': {self.why}' if self.why else ''}"
+        )
+
 
 class Session:
     """One request between its arrival and its end. Carries out, decides nothing."""
@@ -57,7 +67,9 @@ class Session:
         self.generation = 0
         self.prefill_worker = ""
         self.decode_worker = ""
-        self.leg: Leg | None = None
+        self.legs: dict[LegName, Leg] = {}
+        self.at_once = False
+        """Whether a remote decode leg leaves together with its prefill leg."""
         self.handle: Handle | None = None
         self.error_answer: tuple[Head, bytes] | None = None
         self.status = 0
@@ -69,21 +81,23 @@ class Session:
         self.ttft_ns = 0
         self._tail = b""
         self._first_sent_ns = 0
-        self._sent_ns = 0
+        self._sent_ns: dict[LegName, int] = {}
         self._legs: list[LegTime] = []
 
     # --------------------------------------------------------------------------- times
 
-    def leg_sent(self, now_ns: int) -> None:
+    def leg_sent(self, name: LegName, now_ns: int) -> None:
         """A leg leaves now."""
-        self._sent_ns = now_ns
+        self._sent_ns[name] = now_ns
         self._first_sent_ns = self._first_sent_ns or now_ns
 
-    def leg_answered(self, head: Head, now_ns: int) -> None:
-        """A leg's head came now."""
+    def leg_answered(self, name: LegName, head: Head, now_ns: int) -> None:
+        """A leg's head came now. Where both run at once, decode's time contains the other's."""
+        if name == "prefill" and self.at_once:
+            return
         self._legs.append(
             LegTime(
-                elapsed_ns=now_ns - self._sent_ns,
+                elapsed_ns=now_ns - self._sent_ns[name],
                 phases_ns=parse_server_timing(head.get("server-timing")),
             )
         )
@@ -119,8 +133,19 @@ class Session:
             exchange.write_raw(data)
         else:
             exchange.write(data)  # an HTTP/1.0 client; the leg is unframed
-        if exchange.paused and self.leg is not None:
-            self.leg.pause()
+        if exchange.paused and "decode" in self.legs:
+            self.legs["decode"].pause()
+
+    def resume(self) -> None:
+        """The client takes bytes again."""
+        if "decode" in self.legs:
+            self.legs["decode"].resume()
+
+    def cancel(self, *names: LegName) -> None:
+        """Stop legs that are under way."""
+        for name in names:
+            if name in self.legs:
+                self.legs[name].cancel()
 
     def _joined(self, data: bytes) -> bytes:
         return (self._tail + data)[-_TAIL_BYTES:]
@@ -159,9 +184,10 @@ class Session:
         body = error_body(self.status, code or "worker_failed", reason)
         self.exchange.respond(self.status, body, headers=headers)
 
-    def cut(self, leg: Leg | None, reason: str, timed_out: bool) -> None:
+    def cut(self, reason: str, timed_out: bool) -> None:
         """End an answer that has begun and cannot be completed: an error event and no [DONE]."""
         exchange = self.exchange
+        leg = self.legs.get("decode")
         status, code = (504, "deadline_exceeded") if timed_out else (502, "worker_failed")
         if not exchange.started:
             self.send_error(status, code, reason, 0)

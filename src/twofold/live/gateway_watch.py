@@ -31,6 +31,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     layout: KVLayout | None = None
     kv_blocks: int = 0
     max_num_seqs: int = 0
+    handoff_host: str = ""
+    handoff_port: int = 0
 
 
 _decode_identity = msgspec.json.Decoder(Identity).decode
@@ -137,3 +139,18 @@ class Watcher:
                 max_num_seqs=identity.max_num_seqs,
             )
         )
+
+
+def handoff_fault(message: WorkerSeen | WorkerGone, handoff: str) -> str:
+    """Why a worker that was seen cannot be used by a gateway of mode `handoff`, or nothing.
+
+    Workers that do not name their mode are taken to have the gateway's.
+    """
+    if not isinstance(message, WorkerSeen) or message.layout is None or message.role == "mixed":
+        return ""
+    theirs = message.layout.handoff
+    if theirs in ("", handoff):
+        return ""
+    fault = f"handoff differs: {theirs} there, {handoff} at the gateway"
+    log.warning("worker %s is not used: %s", message.worker, fault)
+    return fault

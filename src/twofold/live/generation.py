@@ -59,7 +59,8 @@ class Generation:
     """Collects or streams the answer of one request to its `exchange`.
 
     The head is held back until the first token, so that what fails before has a status of its
-    own. `kv_params` go into the answer of a request whose KV is held for a peer.
+    own. `kv_params` go into the answer of a request whose KV is held for a peer. `tokenise_ns` 0:
+    it was not tokenised here. `transfer` is the push that it belongs to, if any.
     """
 
     def __init__(
@@ -73,12 +74,14 @@ class Generation:
         received_ns: int,
         tokenise_ns: int,
         remote: bool,
+        transfer: int = 0,
         echo: str = "",
     ) -> None:
         self.request_id = request_id
         self.asked = asked
         self.exchange = exchange
         self.remote = remote
+        self.transfer = transfer
         self.kv_params: dict[str, Any] | None = None
         self.n_output = 0
         self.first_ns = 0
@@ -181,7 +184,8 @@ class Generation:
         """The worker's part of the ledger: phases to the first token, and all the time so far."""
         phases = self._phases
         if self.remote:
-            named = {
+            named = self._before_the_handoff() if self._tokenise_ns else {}
+            named |= {
                 "handoff_wait": phases.handoff_wait_ns,
                 "transfer": phases.transfer_ns,
                 "decode_queue": phases.queue_ns,
@@ -201,3 +205,11 @@ class Generation:
         if self.remote:
             headers.append(("x-twofold-transferred", str(phases.n_bytes)))
         return headers
+
+    def _before_the_handoff(self) -> dict[str, int]:
+        """Where KV is pushed this leg began with the other: what that did is part of its time."""
+        return {
+            "tokenise": self._tokenise_ns,
+            "prefill_queue": self._phases.peer_queue_ns,
+            "prefill": self._phases.peer_compute_ns,
+        }

@@ -22,7 +22,7 @@ class Processes:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._known: dict[str, int] = {}
-        self._waiting: list[tuple[str, Callable[[], None]]] = []
+        self._waiting: dict[str, Callable[[], None]] = {}
         self._timer: Timer | None = None
 
     def met(self, peer: str, pid: int) -> None:
@@ -36,8 +36,11 @@ class Processes:
             return  # gone again already
 
     def when_gone(self, peer: str, then: Callable[[], None]) -> None:
-        """Call `then` once every thread of `peer` has ended; soon if it was never met."""
-        self._waiting.append((peer, then))
+        """Call `then` once every thread of `peer` has ended; soon if it was never met.
+
+        One call for each peer: the latest counts.
+        """
+        self._waiting[peer] = then
         if self._timer is None:
             self._timer = self._clock.call_at(self._clock.now_ns(), self._look)
 
@@ -53,8 +56,7 @@ class Processes:
     def _look(self) -> None:
         self._timer = None
         self._forget_the_dead()
-        ended = [then for peer, then in self._waiting if peer not in self._known]
-        self._waiting = [entry for entry in self._waiting if entry[0] in self._known]
+        ended = [self._waiting.pop(p) for p in list(self._waiting) if p not in self._known]
         if self._waiting:
             self._timer = self._clock.call_at(self._clock.now_ns() + _POLL_NS, self._look)
         for then in ended:

@@ -61,9 +61,13 @@ class Outgoing:
         queue = self._queues.get(request_id)
         if queue is None:
             return
-        self._cancelled[request_id] = None
         if request_id in self._under_way:
             self._transport.cancel(self._under_way[request_id])
+        else:
+            self._cancelled[request_id] = None
+        while len(queue) > 1:
+            number = queue.pop().number
+            self._deliver(WriteDone(request_id, number, ok=False, reason="cancelled"))
 
     def done(self, completion: Completion) -> None:
         """A write has ended."""
@@ -110,6 +114,7 @@ class Incoming:
         self._processes = processes
         self._deliver = deliver
         self._windows: dict[_Key, str] = {}
+        self._fencing: dict[_Key, RequestId] = {}
 
     def claim(self, effect: ToPeer) -> ToPeer:
         """The claim as it is to be sent: a peer finds the blocks through a window of its own."""
@@ -126,16 +131,26 @@ class Incoming:
         """The core is about to hear this: where it ends a claim, its window is closed first."""
         said = message.message
         if isinstance(said, Written | Closed | Refusal):
-            segment = self._windows.pop((message.peer, said.request_id, said.generation), None)
+            key = (message.peer, said.request_id, said.generation)
+            self._fencing.pop(key, None)
+            segment = self._windows.pop(key, None)
             if segment is not None:
                 self._transport.close_window(segment)
 
     def fence(self, request_id: RequestId, source: KVHandle) -> None:
         """Answer with `Fenced` once no write of the request's peer can land any more."""
         key = (source.engine_id, source.request_id, source.generation)
-        segment = self._windows.pop(key, None)
+        segment = self._windows.get(key)
         if segment is None or self._transport.close_window(segment):
+            self._windows.pop(key, None)
             self._deliver(Fenced(request_id))
             return
         # The peer writes by itself. It has not said that it stopped, so it must be dead first.
-        self._processes.when_gone(source.engine_id, lambda: self._deliver(Fenced(request_id)))
+        self._fencing[key] = request_id
+        self._processes.when_gone(source.engine_id, lambda: self._gone(source.engine_id))
+
+    def _gone(self, peer: str) -> None:
+        for key, request_id in list(self._fencing.items()):
+            if key[0] == peer:
+                del self._fencing[key], self._windows[key]
+                self._deliver(Fenced(request_id))

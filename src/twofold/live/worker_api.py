@@ -13,6 +13,7 @@ import msgspec
 from twofold.device.sampling import Sampled
 from twofold.live.exchange import Exchange, Request
 from twofold.live.generation import Generation, Times, refusal
+from twofold.live.kv_params import held_params, source_of, transfer_of, whole
 from twofold.live.openai import (
     ApiError,
     GenerateRequest,
@@ -59,6 +60,7 @@ class WorkerApi:
         self._eos = eos_token_ids
         self._clock = clock
         self._identity = identity
+        self._handoff: str = identity["layout"]["handoff"]
         self._metrics = metrics
         self._soon = call_soon_threadsafe
         self._ids = itertools.count(1)
@@ -135,8 +137,8 @@ class WorkerApi:
 
     def _release(self, request: Request, exchange: Exchange) -> None:
         data = decode_object(request.body)
-        request_id = _whole(data.get("request_id"))
-        generation = _whole(data.get("generation", 0))
+        request_id = whole(data.get("request_id"))
+        generation = whole(data.get("generation", 0))
         if request_id is None or generation is None:
             raise ApiError(400, "invalid_value", "request_id and generation: must be whole numbers")
         self.driver.deliver(Release(request_id, generation))
@@ -154,9 +156,10 @@ class WorkerApi:
             raise refusal("draining")
         if asked.echo:
             raise ApiError(400, "unsupported", "echo: is not supported here", "echo")
-        source = _source(asked)
+        generation = whole(request.headers.get("x-twofold-generation", "0")) or 0
+        source = source_of(asked.kv_transfer_params or {}, self._handoff, generation)
         began_ns = self._clock.now_ns()
-        if source is not None:
+        if source is not None and self._handoff == "pull":
             self._submit(request, exchange, asked, (), source, 0)
             return
 
@@ -164,8 +167,9 @@ class WorkerApi:
             if exchange.gone:
                 return
             took_ns = self._clock.now_ns() - began_ns
+            told = source and msgspec.structs.replace(source, n_tokens=len(ids))
             try:
-                self._submit(request, exchange, asked, ids, None, took_ns)
+                self._submit(request, exchange, asked, ids, told, took_ns)
             except ApiError as error:
                 self._refuse(exchange, error)
 
@@ -204,11 +208,16 @@ class WorkerApi:
         self._check_ids(ids, "prompt")
         self._check_ids(asked.stop_token_ids, "stop_token_ids")
         n_prompt = source.n_tokens if source else len(ids)
-        hold = bool((asked.kv_transfer_params or {}).get("do_remote_decode"))
+        params = asked.kv_transfer_params or {}
+        hold = bool(params.get("do_remote_decode"))
+        pushed = hold and self._handoff != "pull"
+        transfer = transfer_of(params) if pushed else 0
         max_tokens = asked.max_tokens or self._max_model_len - n_prompt
         if max_tokens < 1 or n_prompt + max_tokens > self._max_model_len:
             raise refusal("too_long", n_prompt, self._max_model_len)
         request_id = next(self._ids)
+        if pushed:
+            transfer = transfer or request_id
         generation = Generation(
             request_id=request_id,
             asked=asked,
@@ -218,6 +227,7 @@ class WorkerApi:
             received_ns=request.received_ns,
             tokenise_ns=tokenise_ns,
             remote=source is not None,
+            transfer=transfer,
         )
         self._generations[request_id] = generation
         exchange.on_gone = lambda: self._gone(request_id)
@@ -233,9 +243,10 @@ class WorkerApi:
                 salt=asked.cache_salt,
                 hold=hold,
                 source=source,
-                generation=_whole(request.headers.get("x-twofold-generation", "0")) or 0,
-                time_left_ns=(_whole(request.headers.get("x-twofold-time-left-ms", "0")) or 0)
+                generation=whole(request.headers.get("x-twofold-generation", "0")) or 0,
+                time_left_ns=(whole(request.headers.get("x-twofold-time-left-ms", "0")) or 0)
                 * NS_PER_MS,
+                transfer=transfer,
             )
         )
 
@@ -266,7 +277,8 @@ class WorkerApi:
         if generation is None:
             return None
         if effect.held:
-            generation.kv_params = self._kv_params(effect)
+            hold = self.driver.core.pool.holds.get(effect.request_id)
+            generation.kv_params = held_params(effect, hold, self._identity, generation.transfer)
         generation.end(effect, self._error(effect))
         return self._clock.now_ns() - generation.received_ns
 
@@ -280,54 +292,3 @@ class WorkerApi:
         if effect.outcome == "cancelled":
             return ApiError(499, "cancelled", effect.reason)
         return ApiError(500, "generation_failed", effect.reason)
-
-    def _kv_params(self, effect: Ended) -> dict[str, Any]:
-        """What the decode leg needs, in vLLM's fields; `remote_num_tokens` is ours."""
-        hold = self.driver.core.pool.holds.get(effect.request_id)
-        return {
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
-            "remote_engine_id": self._identity["engine_id"],
-            "remote_request_id": str(effect.request_id),
-            "remote_host": self._identity["handoff_host"],
-            "remote_port": self._identity["handoff_port"],
-            "remote_block_ids": list(hold.blocks) if hold else [],
-            "remote_num_tokens": effect.n_prompt,
-            "remote_generation": hold.generation if hold else 0,
-            "tp_size": 1,
-        }
-
-
-def _whole(value: object) -> int | None:
-    """A whole number from 0 to 2^62 in a JSON value or a header, else None."""
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 1 << 62:
-        return None
-    return value
-
-
-def _source(asked: GenerateRequest) -> KVHandle | None:
-    """Where a decode leg's KV is. Raises ApiError 400 for parameters that do not say."""
-    params = asked.kv_transfer_params or {}
-    if not params.get("do_remote_prefill"):
-        return None
-    names = ("remote_request_id", "remote_generation", "remote_num_tokens", "remote_port")
-    numbers = {name: _whole(params.get(name)) for name in names}
-    engine_id, host = params.get("remote_engine_id"), params.get("remote_host")
-    bad = [name for name in names if numbers[name] is None]
-    if not isinstance(engine_id, str) or not engine_id:
-        bad.append("remote_engine_id")
-    if not isinstance(host, str) or not host:
-        bad.append("remote_host")
-    if bad:
-        name = f"kv_transfer_params.{bad[0]}"
-        raise ApiError(400, "invalid_value", f"{name}: is missing or not usable", name)
-    return KVHandle(
-        engine_id=str(engine_id),
-        host=str(host),
-        port=numbers["remote_port"] or 0,
-        request_id=numbers["remote_request_id"] or 0,
-        generation=numbers["remote_generation"] or 0,
-        n_tokens=numbers["remote_num_tokens"] or 0,
-    )

@@ -251,10 +251,14 @@ class WorkerDriver:
             sums = checksums(self._memory.buffer, effect.blocks, self._memory.block_bytes)
             self._soon(lambda: self._digested(Digested(effect.request_id, sums), effect.blocks))
 
+        def exported(reason: str) -> None:
+            if not reason:
+                self._hasher.submit(hash_blocks)
+
         if self._is_taken_over(effect.request_id):
-            self._hasher.submit(hash_blocks)
+            exported("")
         else:
-            self._export(effect.blocks, lambda reason: reason or self._hasher.submit(hash_blocks))
+            self._export(effect.blocks, exported)
 
     def _is_taken_over(self, request_id: RequestId) -> bool:
         """Whether a request's KV is a peer's, and not believed yet."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Final
 
 import msgspec
@@ -62,11 +63,15 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
 
     def as_ns(self) -> dict[str, int]:
         """The phases by name, in order."""
-        return {name: getattr(self, f"{name}_ns") for name in PHASES}
+        return dict(zip(PHASES, _ALL_NS(self), strict=True))
 
     def as_ms(self) -> dict[str, float]:
         """The phases by name in milliseconds, to the microsecond."""
         return {name: round(ns_to_ms(ns), 3) for name, ns in self.as_ns().items()}
+
+
+_ALL_NS: Final = attrgetter(*[f"{name}_ns" for name in PHASES])
+_FIELDS: Final = {name: f"{name}_ns" for name in WORKER_PHASES}
 
 
 class Leg(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,21 +88,22 @@ def balance(ttft_ns: int, queue_ns: int, legs: Sequence[Leg]) -> Ledger:
     A worker that says nothing of its total is taken to account for the whole leg; one that
     claims more than the leg took is cut to that. Phases of equal name are added up.
     """
-    named = dict.fromkeys(WORKER_PHASES, 0)
+    named = dict.fromkeys(_FIELDS.values(), 0)
     worker_ns = 0
     unattributed_ns = 0
     for leg in legs:
         total_ns = min(leg.phases_ns.get("total", leg.elapsed_ns), leg.elapsed_ns)
         known_ns = 0
-        for name in WORKER_PHASES:
-            ns = leg.phases_ns.get(name, 0)
-            named[name] += ns
-            known_ns += ns
+        for name, ns in leg.phases_ns.items():
+            field = _FIELDS.get(name)
+            if field is not None:
+                named[field] += ns
+                known_ns += ns
         worker_ns += total_ns
         unattributed_ns += total_ns - known_ns
     return Ledger(
         queue_ns=queue_ns,
-        **{f"{name}_ns": ns for name, ns in named.items()},
+        **named,
         relay_ns=ttft_ns - queue_ns - worker_ns,
         unattributed_ns=unattributed_ns,
     )

@@ -14,14 +14,15 @@ from twofold.trace import TraceRequest
 from twofold.trace.hashing import hash64
 
 STRETCHES: Final = 20
-"""Stretches that a trace is cut into. Fewer would leave little to draw from; more would cut
-through the bursts."""
+"""The fewest stretches that a trace is cut into: fewer would leave little to draw from."""
+_MOST: Final = 200
+_REQUESTS: Final = 150
+"""Requests of a stretch on average, of a long trace: fewer would cut through the bursts."""
 
 
-def stretches(
-    requests: Sequence[TraceRequest], n: int = STRETCHES
-) -> tuple[list[list[TraceRequest]], int]:
-    """`requests` in `n` stretches of equal time, and the length of one in ns."""
+def stretches(requests: Sequence[TraceRequest]) -> tuple[list[list[TraceRequest]], int]:
+    """`requests` in stretches of equal time, and the length of one in ns."""
+    n = min(max(STRETCHES, len(requests) // _REQUESTS), _MOST)
     first_ns = requests[0].arrival_ns if requests else 0
     span_ns = (requests[-1].arrival_ns - first_ns if requests else 0) // n + 1
     cut: list[list[TraceRequest]] = [[] for _ in range(n)]
@@ -30,8 +31,10 @@ def stretches(
     return cut, span_ns
 
 
-def resample(requests: Sequence[TraceRequest], seed: int, number: int) -> list[TraceRequest]:
-    """Resample `number` (from 1 on) of `requests`; 0 is the trace itself.
+def resample(
+    requests: Sequence[TraceRequest], seed: int, number: int, most: int = 0
+) -> list[TraceRequest]:
+    """Resample `number` (from 1 on) of `requests`, of about as many or `most`; 0 is the trace.
 
     Prompts keep their hashes, so a stretch that is drawn twice hits the prefixes it made before.
     """
@@ -39,7 +42,10 @@ def resample(requests: Sequence[TraceRequest], seed: int, number: int) -> list[T
         return list(requests)
     cut, span_ns = stretches(requests)
     filled = [stretch for stretch in cut if stretch]
-    drawn = [cut[hash64(seed, number, place) % len(cut)] for place in range(len(cut))]
+    drawn = [
+        cut[hash64(seed, number, place) % len(cut)]
+        for place in range(_n_drawn(cut, requests, most))
+    ]
     if not any(drawn):
         drawn[0] = filled[0]
     return _joined(cut, drawn, span_ns, requests[0].arrival_ns)
@@ -50,11 +56,16 @@ def sample(requests: Sequence[TraceRequest], most: int) -> list[TraceRequest]:
     if len(requests) <= most:
         return list(requests)
     cut, span_ns = stretches(requests)
-    n = max(1, len(cut) * most // len(requests))
+    n = _n_drawn(cut, requests, most)
     drawn = [cut[(2 * i + 1) * len(cut) // (2 * n)] for i in range(n)]
     if not any(drawn):
         return list(requests[:most])
     return _joined(cut, drawn, span_ns, requests[0].arrival_ns)
+
+
+def _n_drawn(cut: Sequence[list[TraceRequest]], requests: Sequence[TraceRequest], most: int) -> int:
+    """Stretches that make about `most` requests; 0: as many as there are."""
+    return max(1, min(len(cut), len(cut) * (most or len(requests)) // len(requests)))
 
 
 def _joined(

@@ -20,8 +20,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     Read (bad rows left out with `skip_bad`, rows sorted with `sort`), one class, a window in
     seconds, the first `requests` (0: all), lengths divided by `length_divide`, hashes dropped,
     arrivals spread over ticks of `jitter_s` seconds (0: as they are), arrivals drawn anew at
-    `rate_rps` where `arrivals` asks for it, then a sample of about `sample` requests (0: all) and
-    resample number `resample` (0: none). `sha256` is the trace file's.
+    `rate_rps` where `arrivals` asks for it, then a sample of about `sample` requests (0: all),
+    which resample number `resample` draws anew (0: none). `sha256` is the trace file's.
     """
 
     trace: str

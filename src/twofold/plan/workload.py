@@ -64,10 +64,11 @@ def _requests(workload: Workload, seed: int) -> Requests:
     plain = msgspec.structs.replace(workload, sample=0, resample=0)
     if plain != workload:
         found = _requests(plain, seed)
-        rows: Sequence[TraceRequest] = found.rows
-        if workload.sample:
-            rows = sample(rows, workload.sample)
-        return Requests(tuple(resample(rows, seed, workload.resample)), found.info)
+        if workload.resample:
+            drawn = resample(found.rows, seed, workload.resample, workload.sample)
+        else:
+            drawn = sample(found.rows, workload.sample)
+        return Requests(tuple(drawn), found.info)
     trace = open_trace(workload.trace, sort=workload.sort, skip_bad=workload.skip_bad)
     rows = tuple(_filtered(workload, seed, trace, trace.lengths()))
     if not rows:

@@ -7,8 +7,25 @@ from typing import Any
 
 from twofold.core.router import Router
 from twofold.core.worker import WorkerCore
-from twofold.messages import Arrive, Ended, Submit, Terminal
+from twofold.messages import (
+    Arrive,
+    Claim,
+    Closed,
+    Done,
+    Ended,
+    FromPeer,
+    Grant,
+    PeerMessage,
+    Submit,
+    Terminal,
+    ToPeer,
+    Write,
+)
 from twofold.sim.observer import Core, Effects, Message
+
+
+def _valid(message: Claim | Done) -> Closed:
+    return Closed(message.request_id, message.generation, valid=True)
 
 
 class Audit:
@@ -17,6 +34,7 @@ class Audit:
     After every message: a worker's blocks, holds and slots add up; no request ends twice, or
     without having begun. At the end (`finish`): every request has ended, at the gateway and on
     every worker that lives and was sent it, and every block and every slot is back.
+    KV is never granted, written or confirmed for another generation than it was made for.
 
     Counting every block takes time, and a block once lost stays so: with `full_every` above 1
     that is done for every so-manyth message only, and at the end.
@@ -28,6 +46,7 @@ class Audit:
         self.n_ended = 0
         self._cores: dict[str, Core] = {}
         self._open: dict[str, dict[int, None]] = {}
+        self._made: dict[tuple[str, int], int] = {}  # generation of the KV that a worker makes
 
     def born(self, name: str, core: Core, settings: Mapping[str, Any]) -> None:
         """See `Observer`."""
@@ -55,11 +74,29 @@ class Audit:
                 )
                 del begun[effect.request_id]
                 self.n_ended += 1
+        if isinstance(message, Submit) and message.hold:
+            self._made[name, message.transfer or message.request_id] = message.generation
+        elif isinstance(message, FromPeer):
+            self._generations(name, message.message, effects)
         if isinstance(core, WorkerCore):
             if self.n_handled % self._full_every == 0:
                 core.check()
             else:
                 self._counters(core)
+
+    def _generations(self, name: str, message: PeerMessage, effects: Effects) -> None:
+        """Nobody is given KV of another generation than he asks for."""
+        if not isinstance(message, Claim | Done):
+            return
+        made = self._made.get((name, message.request_id))
+        if made is None or made == message.generation:
+            return
+        for effect in effects:
+            given = isinstance(effect, Write) or (
+                isinstance(effect, ToPeer)
+                and (isinstance(effect.message, Grant) or effect.message == _valid(message))
+            )
+            assert not given, f"{name}: {message} is answered, of generation {made}, by {effect}"
 
     @staticmethod
     def _counters(core: WorkerCore) -> None:
@@ -67,7 +104,8 @@ class Audit:
         engine, counts = core.engine, core.pool.counts()
         assert min(counts.free, counts.cached, counts.active, counts.held) >= 0, counts
         assert 0 <= engine.n_placed <= engine.max_num_seqs, f"{engine.n_placed} slots are taken"
-        assert len(engine.requests) - engine.n_placed <= engine.max_waiting, "a queue has no bound"
+        most = engine.max_waiting + engine.max_num_seqs  # preempted ones wait as well
+        assert len(engine.requests) - engine.n_placed <= most, "a queue has no bound"
         assert core.source.counts.in_hand <= len(core.pool.holds), "a handoff holds nothing"
 
     def finish(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from twofold.messages import Abort, Release
@@ -57,6 +59,8 @@ class Cluster:
         self._troubles = crashes
         self._records: dict[RequestId, RequestRecord] = {}
         watched = bool(observers) or track_contents or faults is not None  # sees every token
+        sizes = {plan.settings["layout"].block_size for plan in workers}
+        abridge = not watched and len(sizes) == 1  # blocks have names only among their equals
         self.network = network = Network(
             self.events,
             leg_latency_ns=leg_latency_ns,
@@ -66,7 +70,7 @@ class Cluster:
             faults=faults,
         )
         rest = (digest_ns, self.events, network, observers, track_contents)
-        fast = not watched and not singly
+        fast = abridge and not singly
         self.workers = {
             plan.name: _worker(plan, number, *rest, fast=fast, layer_groups=layer_groups)
             for number, plan in enumerate(workers, start=1)
@@ -82,7 +86,7 @@ class Cluster:
             on_record=self._keep,
             keep_prompts=any(isinstance(trouble, Again) for trouble in crashes),
         )
-        self._prompts: PromptSource = Prompts() if watched else _prompts_for(workers)
+        self._prompts: PromptSource = AbridgedPrompts(sizes.pop()) if abridge else Prompts()
 
     def run(
         self, requests: Iterable[TraceRequest], most_events: int | None = None
@@ -97,7 +101,8 @@ class Cluster:
         for trouble in self._troubles:
             self.events.at(trouble.at_ns, Kind.FAULT, 0, self._trouble, trouble)
         self._next(iter(requests), 0)
-        self.events.run(most_events)
+        with _no_collector():
+            self.events.run(most_events)
         return [self._records[request_id] for request_id in sorted(self._records)]
 
     def _next(self, requests: Iterator[TraceRequest], request_id: RequestId) -> None:
@@ -161,10 +166,16 @@ def _stray(stray: Stray) -> Abort | Release:
     return Abort(stray.request_id)
 
 
-def _prompts_for(workers: Sequence[WorkerPlan]) -> PromptSource:
-    """Prompts of block names where all workers have blocks of one size, else of token ids."""
-    sizes = {plan.settings["layout"].block_size for plan in workers}
-    return AbridgedPrompts(sizes.pop()) if len(sizes) == 1 else Prompts()
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Nothing here makes cycles: looking for them among a million records finds none."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _handoff_of(workers: Sequence[WorkerPlan]) -> dict[str, str]:

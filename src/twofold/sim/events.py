@@ -8,12 +8,11 @@ steps may be crossed at once (see `worker`) without changing anything.
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import IntEnum
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, Final
 
 
-class Kind(IntEnum):
+class Kind:
     """What happens first among events of one nanosecond.
 
     A death comes before all else. Steps and other results free resources, so they come before
@@ -21,13 +20,13 @@ class Kind(IntEnum):
     nanosecond of its deadline is in time.
     """
 
-    FAULT = 0
-    STEP = 1
-    RESULT = 2
-    PEER = 3
-    LEG = 4
-    ARRIVAL = 5
-    WAKE = 6
+    FAULT: Final = 0
+    STEP: Final = 1
+    RESULT: Final = 2
+    PEER: Final = 3
+    LEG: Final = 4
+    ARRIVAL: Final = 5
+    WAKE: Final = 6
 
 
 class StuckError(RuntimeError):
@@ -46,26 +45,27 @@ class Events:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def at(
-        self, at_ns: int, kind: Kind, origin: int, call: Callable[..., None], *args: Any
-    ) -> None:
+    def at(self, at_ns: int, kind: int, origin: int, call: Callable[..., None], *args: Any) -> None:
         """Call `call(*args)` at `at_ns`, which must not be past."""
         assert at_ns >= self.now_ns, f"an event at {at_ns} ns, {self.now_ns} ns is past"
         self._sequence += 1
         heappush(self._heap, (at_ns, kind, origin, self._sequence, call, args))
 
     def after(
-        self, delay_ns: int, kind: Kind, origin: int, call: Callable[..., None], *args: Any
+        self, delay_ns: int, kind: int, origin: int, call: Callable[..., None], *args: Any
     ) -> None:
-        """Call `call(*args)` in `delay_ns`."""
-        self.at(self.now_ns + delay_ns, kind, origin, call, *args)
+        """Call `call(*args)` in `delay_ns`, 0 or more."""
+        assert delay_ns >= 0, f"an event {-delay_ns} ns ago"
+        self._sequence += 1
+        heappush(self._heap, (self.now_ns + delay_ns, kind, origin, self._sequence, call, args))
 
     def run(self, most: int | None = None) -> None:
         """Run until nothing is left. Raises StuckError after `most` events."""
-        heap = self._heap
+        heap, pop = self._heap, heappop
+        last = most if most is not None else 1 << 62
         while heap:
-            if most is not None and self.n_run >= most:
+            if self.n_run >= last:
                 raise StuckError(f"{most} events have run and {len(heap)} are waiting")
-            self.now_ns, _, _, _, call, args = heappop(heap)
+            self.now_ns, _, _, _, call, args = pop(heap)
             self.n_run += 1
             call(*args)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final, Protocol, TypeAlias
+from zlib import crc32
 
 import msgspec
 
 from twofold.messages import Heartbeat, Read, RunStep, ToPeer, Write
-from twofold.trace.hashing import hash64, mix64, uniform
+from twofold.trace.hashing import hash64, uniform
 
 Fate = tuple[int, ...]
 """Extra delays in ns, one for each copy that arrives. () is lost, (0,) is as it should be.
@@ -114,7 +115,8 @@ class SeededFaults(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(message, RunStep):
             return self._lost_or(AS_SENT, self.fail_step, sequence)
         if isinstance(message, ToPeer):
-            copies = 2 if uniform(self.seed, sequence, 1) < self.duplicate else 1
+            again = self.duplicate and uniform(self.seed, sequence, 1) < self.duplicate
+            copies = 2 if again else 1
             fate = tuple(self._delay_ns(sequence, copy) for copy in range(copies))
             return self._lost_or(fate, self.drop, sequence)
         fate = (self._delay_ns(sequence, 0),)
@@ -124,10 +126,10 @@ class SeededFaults(msgspec.Struct, frozen=True, kw_only=True):
         return self._lost_or(fate, self.fail_read if moves else self.cut_leg, sequence)
 
     def _lost_or(self, fate: Fate, rate: float, sequence: int) -> Fate:
-        return () if uniform(self.seed, sequence, 0) < rate else fate
+        return () if rate and uniform(self.seed, sequence, 0) < rate else fate
 
     def _delay_ns(self, sequence: int, copy: int) -> int:
-        if uniform(self.seed, sequence, 2 + 2 * copy) >= self.delay:
+        if not self.delay or uniform(self.seed, sequence, 2 + 2 * copy) >= self.delay:
             return 0
         return hash64(self.seed, sequence, 3 + 2 * copy) % (self.most_ns + 1)
 
@@ -184,6 +186,5 @@ class ListedFaults:
 
 def _number(name: str) -> int:
     """A number that stands for `name` in a hash."""
-    return mix64(int.from_bytes(name.encode()[-24:], "little") & ((1 << 64) - 1)) ^ mix64(
-        int.from_bytes(name.encode()[:8], "little")
-    )
+    data = name.encode()
+    return crc32(data) << 32 | crc32(data, 1)

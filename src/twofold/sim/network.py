@@ -250,6 +250,8 @@ class Network:
         message = FromPeer(sender.engine_id, effect.message)
         line = (sender.engine_id, peer.engine_id)
         severed = self._severed.get(line, 0)
+        if self._known.get(line, 0) != severed:
+            return  # sent on a connection that has broken, which the sender is yet to hear
 
         def arrive() -> None:
             if self._severed.get(line, 0) == severed:

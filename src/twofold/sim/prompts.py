@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from twofold.core.abridged import Abridged, Ids
-from twofold.core.links import Link
+from twofold.core.links import Key, Link
 from twofold.trace import TraceRequest
 from twofold.types import RequestId, ceil_div
 
@@ -67,31 +68,47 @@ class AbridgedPrompts:
 
     def __init__(self, block_size: int) -> None:
         self._size = block_size
-        self._links: dict[tuple[int, tuple[int, ...]], Link] = {}
+        self._links: dict[tuple[Key, int | tuple[int, ...]], Link] = {}
+        self._usual: dict[int, Link] = {}
         self._next_own = -1
 
     def tokens(self, request: TraceRequest) -> Ids:
         """The prompt of `request`, of `input_tokens` tokens."""
         self._next_own -= 1
-        links = self._chain(request) if request.hash_ids and request.block_tokens else ()
-        return Abridged(request.input_tokens, links, self._next_own)  # type: ignore[return-value]
+        links: Sequence[Link] = ()
+        if request.hash_ids and request.block_tokens:
+            links = self._chain(request.hash_ids, request.block_tokens, request.input_tokens)
+        return Abridged(request.input_tokens, tuple(links), self._next_own)  # type: ignore[return-value]
 
-    def _chain(self, request: TraceRequest) -> tuple[Link, ...]:
-        ids, per_id, size = request.hash_ids or (), request.block_tokens, self._size
-        known, made = self._links, []
-        parent: Link | None = None
-        number = -1
-        for index in range(min(request.input_tokens, len(ids) * per_id) // size):
-            if per_id == size:
-                name = ids[index : index + 1]
-            else:
+    def _chain(self, ids: Sequence[int], per_id: int, n_tokens: int) -> list[Link]:
+        size = self._size
+        n = min(n_tokens, len(ids) * per_id) // size
+        if per_id != size:
+            made: list[Link] = []
+            for index in range(n):
                 name = ids[index * size // per_id : ceil_div((index + 1) * size, per_id)]
-            link = known.get((number, name))
-            if link is None:
-                # Numbered from 0 on, apart from the names of unshared blocks, which are below.
-                link = known[number, name] = Link(parent, name, "", key=(len(known), index))
-            made.append(link)
+                self._add(made, tuple(name))
+            return made
+        # An id that comes after the same block as when it was last seen, as nearly all do.
+        usual = self._usual.get
+        made = []
+        parent: Link | None = None
+        for hash_id in ids[:n]:
+            link = usual(hash_id)
+            if link is None or link.parent is not parent:
+                link = self._usual[hash_id] = self._add(made, hash_id)
+            else:
+                made.append(link)
             parent = link
-            assert isinstance(link.key, tuple)
-            number = link.key[0]
-        return tuple(made)
+        return made
+
+    def _add(self, made: list[Link], name: int | tuple[int, ...]) -> Link:
+        """Add to `made` the block `name` that follows it."""
+        parent = made[-1] if made else None
+        key = (parent.key if parent is not None else -1, name)
+        link = self._links.get(key)
+        if link is None:
+            # Numbered from 0 on, apart from the names of unshared blocks, which are below.
+            link = self._links[key] = Link(parent, (), "", key=len(self._links))
+        made.append(link)
+        return link

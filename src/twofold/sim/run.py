@@ -15,6 +15,7 @@ from twofold.messages import (
 )
 
 FOREVER_NS: Final = 1 << 62
+_ASIDE: Final = (Claim, Heartbeat, Written)
 
 
 class Run:
@@ -39,10 +40,10 @@ def looks_at_the_batch(message: WorkerMessage) -> bool:
 
     A request that waits for a peer's KV, a read that went well, a claim: these touch neither.
     """
+    if isinstance(message, FromPeer):
+        return type(message.message) not in _ASIDE
     if isinstance(message, Submit):
         return message.source is None or len(message.tokens) > 0
     if isinstance(message, ReadDone):
         return not message.ok
-    if isinstance(message, FromPeer):
-        return not isinstance(message.message, Claim | Heartbeat | Written)
     return True

@@ -6,12 +6,10 @@ it, and only if somebody looks.
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+from array import array
+from bisect import bisect_right
 
 from twofold.cost.step import StepTime
-
-Ns = npt.NDArray[np.int64]
 
 
 class Stretch:
@@ -31,14 +29,15 @@ class Stretch:
         self._context = context
         self._k = k
         self._latency_ns = latency_ns
-        self._times: Ns | None = None
+        self._times: bytes | None = None
 
-    def times_ns(self) -> Ns:
-        """When each step's tokens reached the gateway."""
+    def times_ns(self) -> bytes:
+        """When each step's tokens reached the gateway, as 64-bit integers."""
         if self._times is None:
-            steps = self._step.decode_steps_ns(self._batch, self._context, self._k)
-            self._times = np.cumsum(steps)
-            self._times += self._start_ns + self._latency_ns
+            times = self._step.decode_steps_ns(self._batch, self._context, self._k)
+            times[0] += self._start_ns + self._latency_ns
+            times.cumsum(out=times)
+            self._times = times.tobytes()
         return self._times
 
 
@@ -58,15 +57,14 @@ class TokenTimes:
         """One token for each step of `stretch`."""
         self._parts.append(stretch)
 
-    def until(self, end_ns: int) -> Ns:
-        """All times up to and including `end_ns`."""
-        arrays = [
-            np.array((part,), dtype=np.int64) if isinstance(part, int) else part.times_ns()
-            for part in self._parts
-        ]
-        if not arrays:
-            return np.empty(0, dtype=np.int64)
-        times = np.concatenate(arrays)
-        if times[-1] > end_ns:
-            times = times[: np.searchsorted(times, end_ns, side="right")]
+    def until(self, end_ns: int) -> array[int]:
+        """All times up to and including `end_ns`, as 64-bit integers."""
+        times = array("q")
+        for part in self._parts:
+            if isinstance(part, int):
+                times.append(part)
+            else:
+                times.frombytes(part.times_ns())
+        if times and times[-1] > end_ns:
+            del times[bisect_right(times, end_ns) :]
         return times

@@ -199,7 +199,7 @@ class PullSource(Source):
             self._free(held)
         return []
 
-    def peer_lost(self, peer: str, now_ns: int) -> None:
+    def peer_lost(self, peer: str, now_ns: int, out: Effects) -> None:
         """A decode worker's connection broke: dead, or back in a moment. Wait a moment."""
         for held in self._held.values():
             if held.hold.peer == peer:

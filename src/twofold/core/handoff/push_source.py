@@ -11,7 +11,7 @@ A transfer is named by the gateway, so that offer and prompt may come in either 
 
     Done(ok)   blocks freed, Closed(valid)
     Done(no)   writes cancelled; when the last has ended, blocks freed and Closed
-    lease over, Release, prompt failed: the same, with Refusal for an offer that is there
+    lease over, Release, prompt failed, PeerLost: the same, with Refusal for an offer
 
 Nothing is said to a peer that might let it use its blocks again (Closed, Refusal) while a write
 into them is in flight. Only full blocks are written before the prompt is finished, and a block of
@@ -21,12 +21,11 @@ which a step computes a part is not written before that step is done.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final
 
 from twofold.core.blocks import BlockPool, Hold
 from twofold.core.handoff.layout import incompatibility
 from twofold.core.handoff.source import Effects, Source
-from twofold.core.handoff.transfer import Transfer
+from twofold.core.handoff.transfer import MOST_EARLY, Transfer
 from twofold.core.request import Request
 from twofold.core.timers import Timers
 from twofold.messages import (
@@ -48,9 +47,6 @@ from twofold.messages import (
 )
 from twofold.types import KVLayout, RequestId, ceil_div
 
-MOST_EARLY: Final = 1024
-"""Offers that may wait for their prompt; one more is refused."""
-
 
 class PushSource(Source):
     """Writes KV into decode workers' blocks once a prompt is finished.
@@ -67,7 +63,6 @@ class PushSource(Source):
         layout: KVLayout,
         segment: str,
         lease_ns: int,
-        lost_grace_ns: int,
         min_layerwise_tokens: int = -1,
         remembered: int = 1024,
     ) -> None:
@@ -76,7 +71,6 @@ class PushSource(Source):
         self._timers = timers
         self._layout = layout
         self._lease_ns = lease_ns
-        self._lost_grace_ns = lost_grace_ns
         self._min_layerwise_tokens = min_layerwise_tokens
         self._remembered = remembered
         self._sending: dict[int, Transfer] = {}
@@ -89,6 +83,11 @@ class PushSource(Source):
         """Whether this request's KV is still here for a peer."""
         sending = self._of(request_id)
         return sending is not None and sending.hold is not None
+
+    def takes(self, request: Request) -> bool:
+        """Not while another prompt of its transfer is here."""
+        sending = self._sending.get(request.transfer)
+        return sending is None or (sending.request is None and sending.hold is None)
 
     def expect(self, request: Request, now_ns: int, out: Effects) -> None:
         """A request has come whose KV will be pushed."""
@@ -110,7 +109,7 @@ class PushSource(Source):
         """Layer-wise: the blocks that are full now can go."""
         sending = self._of(request.id)
         if sending is not None and self._is_layerwise(sending):
-            self._send(sending, request.computed // self._pool.block_size, out)
+            self._send(sending, sending.n_final(request.computed, self._pool.block_size), out)
 
     def layers_done(self, message: LayersDone, step: RunStep, out: Effects) -> None:
         """Layer-wise: layers of the blocks that this step completes can go."""
@@ -121,11 +120,11 @@ class PushSource(Source):
                 continue
             if message.layers <= sending.n_layers or message.layers >= self._layout.layers:
                 continue  # the rest goes when the step is done
-            last = start + n == sending.request.n_prompt
-            end = sending.n_blocks(size) if last else (start + n) // size
-            blocks = sending.pairs(sending.n_sent, end)
-            self._write(sending, blocks, (sending.n_layers, message.layers), out)
-            sending.n_layers = message.layers
+            end = sending.n_final(start + n, size)
+            if end > sending.n_sent:
+                blocks = sending.pairs(sending.n_sent, end)
+                self._write(sending, blocks, (sending.n_layers, message.layers), out)
+                sending.n_layers = message.layers
 
     def _is_layerwise(self, sending: Transfer) -> bool:
         request = sending.request
@@ -382,12 +381,11 @@ class PushSource(Source):
             self._end(sending, "the gateway released it", "released", out)
         return out
 
-    def peer_lost(self, peer: str, now_ns: int) -> None:
-        """A decode worker's connection broke: dead, or back in a moment. Wait a moment."""
-        for sending in self._sending.values():
-            if sending.peer == peer and sending.hold is not None:
-                sending.hold.expiry_ns = min(sending.hold.expiry_ns, now_ns + self._lost_grace_ns)
-                self._timers.set(("lease", sending.transfer), sending.hold.expiry_ns)
+    def peer_lost(self, peer: str, now_ns: int, out: Effects) -> None:
+        """A decode worker's connection broke: even one that lives has given up what it offered."""
+        for sending in list(self._sending.values()):
+            if sending.peer == peer and sending.claim is not None and not sending.ending:
+                self._end(sending, "the connection was lost", "released", out)
 
     def lease_over(self, transfer: int) -> Effects:
         """Nobody came, neither prompt nor offer, or whoever came is gone."""

@@ -30,6 +30,10 @@ class Source:
         """Whether this request's KV is still here for a peer."""
         raise AssertionError("a mode defines this")
 
+    def takes(self, request: Request) -> bool:
+        """Whether the name of such a request's KV is free."""
+        return True
+
     def expect(self, request: Request, now_ns: int, out: Effects) -> None:
         """A request has come whose KV will be wanted."""
 
@@ -61,7 +65,7 @@ class Source:
         """The gateway knows that nobody will come for this one."""
         raise AssertionError("a mode defines this")
 
-    def peer_lost(self, peer: str, now_ns: int) -> None:
+    def peer_lost(self, peer: str, now_ns: int, out: Effects) -> None:
         """A decode worker's connection broke: dead, or back in a moment."""
         raise AssertionError("a mode defines this")
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from twofold.core.blocks import Hold
 from twofold.core.request import Request
 from twofold.messages import Claim
 from twofold.types import BlockId, RequestId, ceil_div
+
+MOST_EARLY: Final = 1024
+"""Offers that may wait for their prompt; one more is refused."""
 
 
 class Transfer(msgspec.Struct):
@@ -36,10 +41,11 @@ class Transfer(msgspec.Struct):
     ending: str = ""  # why it ends, once the writes in flight have
     ends_as: str = ""  # "received", "released" or "expired"
 
-    def n_blocks(self, block_size: int) -> int:
-        """Blocks of the prompt that are handed over, while it computes."""
+    def n_final(self, computed: int, block_size: int) -> int:
+        """Blocks that no step writes to any more once `computed` tokens are, while it computes."""
         assert self.request is not None
-        return ceil_div(self.request.n_prompt - 1, block_size)
+        n_prompt = self.request.n_prompt
+        return computed // block_size if computed < n_prompt else ceil_div(n_prompt - 1, block_size)
 
     def pairs(self, first: int, end: int) -> tuple[tuple[BlockId, BlockId], ...]:
         """(our block, the peer's) for blocks number `first` to `end` that the peer wants."""

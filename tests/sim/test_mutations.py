@@ -1,0 +1,204 @@
+"""Bugs planted into the cores: the swarm finds each of them, within 2,000 seeds.
+
+To be quick each test runs only a few seeds around the first that fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import pytest
+
+from twofold.core.engine import Engine
+from twofold.core.handoff.pull_reader import PullReader
+from twofold.core.handoff.pull_source import PullSource
+from twofold.core.handoff.push_reader import PushReader
+from twofold.core.handoff.push_source import PushSource
+from twofold.core.handoff.reader import Reader
+from twofold.core.request import State
+from twofold.core.timers import Timers
+from twofold.messages import Claim, Digested, ReadDone, Refusal, ToPeer
+from twofold.sim.swarm_run import run
+from twofold.sim.swarm_schedule import Mode, draw
+
+N_REQUESTS: Final = 20
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def forget_a_release(patch: pytest.MonkeyPatch) -> None:
+    """Blocks of a request whose end waited for a read, a write or a check stay taken."""
+
+    def drained(engine: Engine, request: Any) -> None:
+        engine.pool.unhold(request.id)
+        engine.n_placed -= 1
+        request.blocks = []
+        engine._forget(request)
+
+    patch.setattr(Engine, "drained", drained)
+
+
+def commit_on_partial_ranges_read(patch: pytest.MonkeyPatch) -> None:
+    """Pull: only the first range's checksum is compared."""
+    read_done = PullReader.read_done
+
+    def partial(reader: PullReader, message: ReadDone, *rest: Any) -> None:
+        request = reader._engine.requests.get(message.request_id)
+        if request is not None and message.ok:
+            checksums = message.checksums[:1] + request.checksums[1:]
+            message = msgspec.structs.replace(message, checksums=checksums)
+        read_done(reader, message, *rest)
+
+    patch.setattr(PullReader, "read_done", partial)
+
+
+def commit_on_partial_ranges_written(patch: pytest.MonkeyPatch) -> None:
+    """Push: only the first range's checksum is compared."""
+    digested = PushReader.digested
+
+    def partial(reader: PushReader, message: Digested, *rest: Any) -> None:
+        request = reader._engine.requests.get(message.request_id)
+        if request is not None:
+            checksums = message.checksums[:1] + request.checksums[1:]
+            message = msgspec.structs.replace(message, checksums=checksums)
+        digested(reader, message, *rest)
+
+    patch.setattr(PushReader, "digested", partial)
+
+
+def say_written_before_it_is(patch: pytest.MonkeyPatch) -> None:
+    """Push: the end is told while writes are in flight."""
+    tell = PushSource._tell
+
+    def early(source: PushSource, sending: Any, *rest: Any) -> None:
+        in_flight, sending.in_flight = sending.in_flight, 0
+        tell(source, sending, *rest)
+        sending.in_flight = in_flight
+
+    patch.setattr(PushSource, "_tell", early)
+
+
+def accept_an_old_generation_read(patch: pytest.MonkeyPatch) -> None:
+    """Pull: whichever generation is claimed is taken for the one that is held."""
+    claim_ = PullSource._claim
+
+    def lenient(source: PullSource, peer: str, claim: Claim, *rest: Any) -> Any:
+        held = source._held.get(claim.request_id)
+        if held is not None:
+            claim = msgspec.structs.replace(claim, generation=held.hold.generation)
+        return claim_(source, peer, claim, *rest)
+
+    patch.setattr(PullSource, "_claim", lenient)
+
+
+def accept_an_old_generation_written(patch: pytest.MonkeyPatch) -> None:
+    """Push: whichever generation is claimed is taken for the one that is made."""
+    claim_ = PushSource._claim
+
+    def lenient(source: PushSource, peer: str, claim: Claim, *rest: Any) -> None:
+        sending = source._sending.get(claim.request_id)
+        if sending is not None:
+            claim = msgspec.structs.replace(claim, generation=sending.generation)
+        claim_(source, peer, claim, *rest)
+
+    patch.setattr(PushSource, "_claim", lenient)
+
+
+def free_during_a_write(patch: pytest.MonkeyPatch) -> None:
+    """Blocks that a peer or a read still fills are given back at once."""
+    for kind in (PullReader, PushReader):
+        stop: Callable[..., None] = kind._stop_loading
+
+        def freed(reader: Reader, request: Any, out: Any, stop: Any = stop) -> None:
+            stop(reader, request, out)
+            request.state = State.VERIFYING
+
+        patch.setattr(kind, "_stop_loading", freed)
+    patch.setattr(PushReader, "_drained", lambda reader, key: reader._draining.pop(key, None))
+
+
+def skip_the_timer_without_traffic(patch: pytest.MonkeyPatch) -> None:
+    """A deadline counts only when some message happens to come after it."""
+    patch.setattr(Timers, "arm", lambda timers: None)
+
+
+def believe_without_checksums(patch: pytest.MonkeyPatch) -> None:
+    """What landed is what was meant."""
+    read_done, digested = PullReader.read_done, PushReader.digested
+
+    def believed(call: Any) -> Any:
+        def believe(reader: Reader, message: Any, *rest: Any) -> None:
+            request = reader._engine.requests.get(message.request_id)
+            if request is not None:
+                message = msgspec.structs.replace(message, checksums=request.checksums)
+            call(reader, message, *rest)
+
+        return believe
+
+    patch.setattr(PullReader, "read_done", believed(read_done))
+    patch.setattr(PushReader, "digested", believed(digested))
+
+
+def answer_a_repeated_claim_while_writing(patch: pytest.MonkeyPatch) -> None:
+    """Push: a late copy of a claim is refused although writes into its blocks go on."""
+    claim_ = PushSource._claim
+
+    def hasty(source: PushSource, peer: str, claim: Claim, now_ns: int, out: Any) -> None:
+        sending = source._sending.get(claim.request_id)
+        if sending is not None and sending.peer == peer and sending.ending:
+            out.append(ToPeer(peer, Refusal(claim.request_id, claim.generation, sending.ending)))
+        else:
+            claim_(source, peer, claim, now_ns, out)
+
+    patch.setattr(PushSource, "_claim", hasty)
+
+
+def write_on_for_a_lost_peer(patch: pytest.MonkeyPatch) -> None:
+    """Push: what was offered on a connection that has broken is written to all the same."""
+    patch.setattr(PushSource, "peer_lost", lambda source, peer, now_ns, out: None)
+
+
+class Planted(NamedTuple):
+    plant: Plant
+    mode: Mode
+    first_seed: int
+
+
+PLANTED: Final = (
+    Planted(forget_a_release, "pull", 0),
+    Planted(forget_a_release, "push", 0),
+    Planted(forget_a_release, "layerwise", 0),
+    Planted(commit_on_partial_ranges_read, "pull", 0),
+    Planted(commit_on_partial_ranges_written, "push", 0),
+    Planted(commit_on_partial_ranges_written, "layerwise", 0),
+    Planted(say_written_before_it_is, "push", 0),
+    Planted(say_written_before_it_is, "layerwise", 0),
+    Planted(accept_an_old_generation_read, "pull", 0),
+    Planted(accept_an_old_generation_written, "push", 0),
+    Planted(accept_an_old_generation_written, "layerwise", 0),
+    Planted(free_during_a_write, "pull", 0),
+    Planted(free_during_a_write, "push", 0),
+    Planted(free_during_a_write, "layerwise", 0),
+    Planted(skip_the_timer_without_traffic, "pull", 0),
+    Planted(skip_the_timer_without_traffic, "push", 0),
+    Planted(skip_the_timer_without_traffic, "layerwise", 0),
+    Planted(believe_without_checksums, "pull", 0),
+    Planted(believe_without_checksums, "push", 0),
+    Planted(believe_without_checksums, "layerwise", 0),
+    Planted(answer_a_repeated_claim_while_writing, "push", 0),
+    Planted(answer_a_repeated_claim_while_writing, "layerwise", 0),
+    Planted(write_on_for_a_lost_peer, "push", 0),
+    Planted(write_on_for_a_lost_peer, "layerwise", 0),
+)
+
+
+@pytest.mark.parametrize(
+    "planted", PLANTED, ids=lambda planted: f"{planted.plant.__name__}-{planted.mode}"
+)
+def test_the_swarm_finds(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds = range(max(0, planted.first_seed - 2), min(2000, planted.first_seed + 3))
+    schedules = [draw(seed, planted.mode, N_REQUESTS) for seed in seeds]
+    assert [run(schedule).violation for schedule in schedules] == [""] * len(schedules)
+    planted.plant(monkeypatch)
+    assert any(run(schedule).violation for schedule in schedules)
