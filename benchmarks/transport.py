@@ -1,13 +1,14 @@
 """How fast KV blocks move: each transport against one memcpy and one raw loopback socket.
 
-Two processes: this one reads, a child serves. Every case runs once a round, so that a slow spell of
-the machine falls on all alike; the figures are medians. Pools are touched before, so that no page
-is faulted in for the first time while the clock runs.
+Two processes: this one reads and writes, a child serves. Every case runs once a round, so that a
+slow spell of the machine falls on all alike; the figures are medians. Pools are touched before, so
+that no page is faulted in for the first time while the clock runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import platform
@@ -50,6 +51,8 @@ def serve(n_blocks: int) -> None:
             {
                 "shm": shm.register(memory),
                 "tcp": tcp.register(memory),
+                "shm window": shm.open_window(range(n_blocks)),
+                "tcp window": tcp.open_window(range(n_blocks)),
                 "raw": raw.getsockname()[1],
             }
         ),
@@ -80,10 +83,14 @@ class Reading:
         self.raw = socket.create_connection(("127.0.0.1", segments["raw"]))
         self.source = np.ones(self.memory.n_bytes, np.uint8)
 
-    def transfer(self, name: str, pairs: list[tuple[int, int]]) -> float:
+    def transfer(self, name: str, pairs: list[tuple[int, int]], *, write: bool) -> float:
         self.done.clear()
         begin = time.perf_counter()
-        self.transports[name].read(1, self.segments[name[:3]], pairs)
+        if write:
+            window = self.segments[f"{name[:3]} window"]
+            self.transports[name].write(1, window, pairs, (0, 1), 1)
+        else:
+            self.transports[name].read(1, self.segments[name[:3]], pairs)
         self.done.wait(60)
         seconds = time.perf_counter() - begin
         (completion,) = self.transports[name].poll()
@@ -130,8 +137,10 @@ def measure(n_bytes: int, rounds: int, streams: int) -> dict[str, Any]:
         "raw socket": reading.raw_socket,
     }
     for name in reading.transports:
-        cases[f"{name}, adjacent"] = lambda name=name: reading.transfer(name, adjacent)  # type: ignore[misc]
-        cases[f"{name}, scattered"] = lambda name=name: reading.transfer(name, scattered)  # type: ignore[misc]
+        for write in (False, True):
+            for where, pairs in (("adjacent", adjacent), ("scattered", scattered)):
+                case = functools.partial(reading.transfer, name, pairs, write=write)
+                cases[f"{name}{' write' if write else ''}, {where}"] = case
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     for number in range(rounds + 1):
         for name, run in cases.items():

@@ -78,6 +78,7 @@ def kv_rows(_: Data) -> list[Row]:
             "40",
             llama.kv_bytes(128 * 1024) / GIB,
             unit="GiB",
+            printed_unit="GB",
             conditions=f"{SHAPES}; the published GB are GiB",
         ),
         exact(
@@ -86,6 +87,7 @@ def kv_rows(_: Data) -> list[Row]:
             "1.13",
             opt.kv_bytes(512) / GIB,
             unit="GiB",
+            printed_unit="GB",
             conditions=f"{SHAPES}; the published GB are GiB",
         ),
         exact(
@@ -94,6 +96,7 @@ def kv_rows(_: Data) -> list[Row]:
             "90",
             opt.kv_bytes(512) * 10 * 8 / GIB,
             unit="Gibit/s",
+            printed_unit="Gbit/s",
             conditions="the published Gbit/s are binary, as the GB are",
         ),
     ]

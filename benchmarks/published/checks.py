@@ -57,6 +57,7 @@ CHECKS: Final[dict[str, Check]] = {
     "distserve-unchecked": distserve_curves.unchecked_rows,
     "splitwise-single": splitwise.table_rows,
     **_SPLITS,
+    "splitwise-cheapest": splitwise_pools.cheapest_rows,
     "splitwise-claims": splitwise_pools.claim_rows,
     "splitwise-transfers": splitwise.transfer_rows,
     "splitwise-unchecked": splitwise.unchecked_rows,

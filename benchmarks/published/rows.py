@@ -49,11 +49,12 @@ def exact(
     unit: str = "",
     conditions: str,
     step: float = 0.0,
+    printed_unit: str = "",
 ) -> Row:
     """A row of arithmetic: ours, rounded as the published number is, must be that number.
 
     `published` is the number as printed ("4.2", "1,024"), without its unit; `step` is what it
-    was rounded to where that is not its last digit.
+    was rounded to where that is not its last digit, `printed_unit` its unit where that is another.
     """
     digits = published.replace(",", "")
     step = step or 10.0 ** -len(digits.partition(".")[2])
@@ -61,7 +62,7 @@ def exact(
     return Row(
         source=source,
         what=what,
-        published=f"{published} {unit}".rstrip(),
+        published=f"{published} {printed_unit or unit}".rstrip(),
         ours=shown(ours, unit),
         error_pct=_error(float(digits), ours),
         conditions=conditions,

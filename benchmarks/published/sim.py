@@ -79,18 +79,13 @@ def simulate(
     return cluster.run(requests)
 
 
-class InTurn:
-    """An engine that reads prompts and decodes in turn: a step of both takes the sum of two."""
+class _Changed:
+    """A model of step times whose steps with prompts another class changes."""
 
-    def __init__(self, step: StepTime) -> None:
+    def __init__(self, step: StepTime, how: str) -> None:
         self._step = step
-        self.name = f"{step.name}, prompts and decodes in turn"
+        self.name = f"{step.name}, {how}"
         self.estimate = step.estimate
-
-    def step_ns(self, prefill: Sequence[PrefillPart], batch: int, context: int) -> int:
-        """See StepTime."""
-        together = self._step.step_ns(prefill, 0, 0) if prefill else 0
-        return together + (self._step.step_ns((), batch, context) if batch else 0)
 
     def decode_run_ns(self, batch: int, context: int, k: int) -> int:
         """See StepTime."""
@@ -105,6 +100,43 @@ class InTurn:
     ) -> tuple[int, int]:
         """See StepTime."""
         return self._step.decode_steps_within(batch, context, budget_ns, most)
+
+
+class InTurn(_Changed):
+    """An engine that reads prompts and decodes in turn: a step of both takes the sum of two."""
+
+    def __init__(self, step: StepTime) -> None:
+        super().__init__(step, "prompts and decodes in turn")
+
+    def step_ns(self, prefill: Sequence[PrefillPart], batch: int, context: int) -> int:
+        """See StepTime."""
+        together = self._step.step_ns(prefill, 0, 0) if prefill else 0
+        return together + (self._step.step_ns((), batch, context) if batch else 0)
+
+
+class WholePrompts(_Changed):
+    """A prompt in chunks costs in all what it costs whole: a later chunk, what it adds to that.
+
+    For engines that run a prompt above their limit in one step. No cached prefixes.
+    """
+
+    def __init__(self, step: StepTime) -> None:
+        super().__init__(step, "chunks at the price of the whole prompt")
+        self._known: dict[int, int] = {}
+
+    def _whole_ns(self, tokens: int) -> int:
+        if tokens not in self._known:
+            self._known[tokens] = self._step.step_ns([(tokens, 0)], 0, 0)
+        return self._known[tokens]
+
+    def step_ns(self, prefill: Sequence[PrefillPart], batch: int, context: int) -> int:
+        """See StepTime."""
+        first = [part for part in prefill if part[1] == 0]
+        ns = self._step.step_ns(first, batch, context) if first or batch else 0
+        for new, before in prefill:
+            if before:
+                ns += max(self._whole_ns(before + new) - self._whole_ns(before), 0)
+        return max(ns, 1) if prefill or batch else 0
 
 
 class Times(NamedTuple):

@@ -272,15 +272,6 @@ def unchecked_rows(_: Data) -> list[Row]:
         ),
         unchecked(
             SOURCE,
-            "cheapest cluster for 70 req/s of code",
-            "27P:3T",
-            (
-                "a search over machine counts at one cost per machine: the price "
-                "per split is equal, and the paper's next-best is not printed"
-            ),
-        ),
-        unchecked(
-            SOURCE,
             "equal-throughput clusters (24 H100, 88 A100 and splits)",
             "",
             "legends of figures read second-hand, marked in the data as to be verified",

@@ -9,7 +9,14 @@ import msgspec
 
 from benchmarks.published.data import Data, at_share, spread
 from benchmarks.published.rows import Row, close, holds
-from benchmarks.published.sim import Times, Workers, at_prefill, one_token_less, simulate
+from benchmarks.published.sim import (
+    Times,
+    WholePrompts,
+    Workers,
+    at_prefill,
+    one_token_less,
+    simulate,
+)
 from benchmarks.published.splitwise import MODEL, SOURCE, TRACES, alone, step
 from twofold.cost.models import fits_tokens, model_shape
 from twofold.trace import Lengths, poisson
@@ -58,13 +65,13 @@ class Goals:
         return found
 
 
-RATES: Final = range(10, 251, 10)
-"""splitwise-sim's grid, begun lower."""
+RATES: Final = range(30, 251, 10)
+"""The rates that splitwise-sim generates traces for."""
 
 
 def seconds(data: Data) -> int:
     """How long requests come for in each run."""
-    return 3 if data.quick else 8
+    return 5 if data.quick else 15
 
 
 class Search:
@@ -80,7 +87,7 @@ class Search:
 
     def _workers(self, machine: str) -> Workers:
         return Workers(
-            step=step(self._data, machine, as_published=self._as_published),
+            step=WholePrompts(step(self._data, machine, as_published=self._as_published)),
             kv_tokens=fits_tokens(self._shape, int(80e9 * 0.9), 8, 2.0),
             max_num_seqs=512,
             budget=2048,
@@ -119,10 +126,11 @@ def _conditions(data: Data, *, as_published: bool) -> str:
     return (
         f"Llama2-70B TP8 machines, perf model ({looked}), Poisson requests "
         f"for {seconds(data)} s with lengths of "
-        "the Azure trace (golden-section stride), rates 10 to 250 by 10 as splitwise-sim's, all "
+        "the Azure trace (golden-section stride), rates 30 to 250 by 10 as splitwise-sim's, all "
         "nine slowdown goals against the same model's idle A100, transfer 200 GiB/s per pair as in "
-        "splitwise-sim, 512 sequences and 2,048 tokens a step (longer prompts in chunks), KV in "
-        "90 % of 8 x 80 GB beside the weights, first token from the prompt machine, no mixed pool"
+        "splitwise-sim, 512 sequences and 2,048 tokens a step (longer prompts in chunks at the "
+        "price of the whole), KV in 90 % of 8 x 80 GB beside the weights, first token from the "
+        "prompt machine, no mixed pool"
     )
 
 
@@ -162,8 +170,6 @@ def claim_rows(data: Data) -> list[Row]:
         Pools(name="AA (45:25)", prompt="A", token="A", n_prompt=45, n_token=25),
         Pools(name="AA (51:35)", prompt="A", token="A", n_prompt=51, n_token=35),
         Pools(name="HA (25:26)", token="A", n_prompt=25, n_token=26),
-        Pools(name="HH (25:15)", n_prompt=25, n_token=15),
-        Pools(name="HHcap (25:21)", token="Hcap", n_prompt=25, n_token=21),
     ]
     found = {p.name: search.best(p) for p in pools}
     conditions = (
@@ -204,3 +210,38 @@ def claim_rows(data: Data) -> list[Row]:
                 )
             )
     return rows
+
+
+def cheapest_rows(data: Data) -> list[Row]:
+    """27P:3T as the smallest H100 cluster for 70 req/s of code, all machines at one price."""
+    search = Search(data, "coding", as_published=True)
+    rate = 70
+    found: dict[int, int] = {}
+    for n_token in (1, 2, 3, 4):
+        low, high = 0, 40
+        while high - low > 1:
+            middle = (low + high) // 2
+            pools = Pools(name=f"{middle}:{n_token}", n_prompt=middle, n_token=n_token)
+            low, high = (middle, high) if search.missed(pools, rate) else (low, middle)
+        found[n_token] = high
+    n_token = min(found, key=lambda n: (found[n] + n, n))
+    published = data.paper("splitwise")["pools"]["cost_optimal_coding_70rps_HH"]
+    told = sum(published)
+    ours = found[n_token] + n_token
+    shown = ", ".join(f"{p}:{t}" for t, p in found.items())
+    conditions = _conditions(data, as_published=True) + f"; smallest that hold 70 req/s: {shown}"
+    return [
+        close(
+            SOURCE,
+            "cheapest H100 cluster for 70 req/s of code: machines (27P:3T)",
+            told,
+            ours,
+            unit="machines",
+            conditions=conditions,
+            why=(
+                f"ours is {found[n_token]}:{n_token}: arrivals are Poisson and last "
+                f"{seconds(data)} s, and nothing but the nine goals is asked; the paper's search "
+                "stepped over few splits, and its traces and margins are not printed"
+            ),
+        )
+    ]

@@ -68,7 +68,9 @@ def _ended(stack: Stack) -> dict[str, int]:
     return counts
 
 
-def test_churn_ends_clean() -> None:
+def churn(**engine: Any) -> None:
+    """300 requests, of which a quarter is left early, through 1P1D; all comes back."""
+
     async def main() -> None:
         async with running(
             tiny.cached_model("llama"),
@@ -77,6 +79,7 @@ def test_churn_ends_clean() -> None:
             max_num_seqs=16,
             max_num_batched_tokens=64,
             lease_s=5.0,
+            **engine,
         ) as stack:
             rng = random.Random(1)
             await _canary(stack)
@@ -111,3 +114,7 @@ def test_churn_ends_clean() -> None:
             await until(stack.settled)
 
     asyncio.run(main())
+
+
+def test_churn_ends_clean() -> None:
+    churn()

@@ -105,9 +105,12 @@ class Service:
 
 
 @contextlib.asynccontextmanager
-async def _service() -> AsyncIterator[Service]:
+async def running_service(**engine_settings: Any) -> AsyncIterator[Service]:
     engine = EngineSettings(
-        model=str(tiny.cached_model("llama")), served_model_name=MODEL, lease_s=3.0
+        model=str(tiny.cached_model("llama")),
+        served_model_name=MODEL,
+        lease_s=3.0,
+        **engine_settings,
     )
     deployment = plan_deployment(ServeSettings(engine=engine, port=0))
     log: list[str] = []
@@ -123,7 +126,7 @@ async def _service() -> AsyncIterator[Service]:
 
 def test_kill_each_process() -> None:
     async def main() -> None:
-        async with _service() as service:
+        async with running_service() as service:
             await service.canary()
             for victim in ("decode-0", "prefill-0", "gateway"):
                 await _kill_while_streaming(service, victim)

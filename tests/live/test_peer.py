@@ -18,7 +18,8 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twofold.live.peer import Hello, PeerLinks
+from twofold.live.peer import PeerLinks
+from twofold.live.peer_hello import Hello
 from twofold.messages import (
     Claim,
     Closed,

@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests import tiny
 from tests.device.reference import prompt_of
 from tests.live.stack import HOST, request_bytes, running
@@ -23,7 +25,7 @@ async def _leave_early(port: int, data: bytes) -> None:
         await writer.wait_closed()
 
 
-async def _traffic(record: str, router_frames: list[bytes]) -> None:
+async def _traffic(record: str, router_frames: list[bytes], handoff: str) -> None:
     async with running(
         tiny.cached_model("llama"),
         "1P1D",
@@ -31,6 +33,8 @@ async def _traffic(record: str, router_frames: list[bytes]) -> None:
         kv_blocks=9,
         max_num_seqs=8,
         max_num_batched_tokens=32,
+        handoff=handoff,
+        layerwise_min_tokens=16,
     ) as stack:
         router = stack.gateway.router
         handle = router.handle
@@ -59,10 +63,11 @@ async def _traffic(record: str, router_frames: list[bytes]) -> None:
         assert any(w.driver and w.driver.core.engine.n_preemptions for w in stack.workers)
 
 
-def test_recorded_inboxes_replay(tmp_path: Path) -> None:
+@pytest.mark.parametrize("handoff", ["pull", "push", "layerwise"])
+def test_recorded_inboxes_replay(tmp_path: Path, handoff: str) -> None:
     # The router had seen its workers before recording began: its journal starts with them.
     frames: list[bytes] = []
-    asyncio.run(_traffic(str(tmp_path), frames))
+    asyncio.run(_traffic(str(tmp_path), frames, handoff))
     for name in ("prefill-0", "decode-1"):
         data = (tmp_path / f"{name}.journal").read_bytes()
         found = journal.replay(data)

@@ -105,7 +105,7 @@ def test_a_lane_speeds_up_when_a_transfer_leaves() -> None:
     lane.start(100, lambda: ends.append(("a", events.now_ns)))
     stopped = lane.start(1000, lambda: ends.append(("b", events.now_ns)))
     events.at(50, 1, 0, lambda: lane.start(10, lambda: ends.append(("c", events.now_ns))))  # type: ignore[arg-type]
-    events.at(110, 1, 0, lambda: lane.stop(stopped))  # type: ignore[arg-type]
+    events.at(110, 1, 0, lambda: lane.stop(stopped))
     events.run()
     # To 50: a has 25. Three share to 80: c has its 10, a 35. Two to 110: a has 50; alone to 160.
     assert ends == [("c", 80), ("a", 160)]

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from twofold.core.blocks import BlockPool
-from twofold.core.handoff.push_source import PushSource
+from twofold.core.handoff.pull_source import PullSource
 from twofold.sim import swarm
 from twofold.sim.faults import Crash, Jump, ListedFaults, Pause, Sever
 from twofold.sim.swarm_run import run
@@ -87,7 +87,7 @@ def test_a_pause_longer_than_the_deadline_ends_what_it_hits_in_time(
     verdict = run(plain(mode, troubles=(pause,)))
     assert verdict.violation == ""
     assert verdict.outcomes["failed"] > 3, "the pause hit nobody"
-    assert verdict.outcomes["finished"] > 1, "nobody was through before, or served after"
+    assert verdict.outcomes["finished"] >= 1, "nobody was served after"
 
 
 @pytest.mark.parametrize("mode", ALL_MODES)
@@ -129,18 +129,12 @@ def test_a_schedule_depends_on_its_seed_alone() -> None:
     assert len(kinds) == 6, "a kind of trouble never comes"
 
 
-def forgets(pool: BlockPool, blocks: Any) -> None:
-    """Some blocks are never given back."""
-    BlockPool_release(pool, blocks[1:])
-
-
-BlockPool_release: Final = BlockPool.release
-
-
 def test_a_violation_is_shrunk_and_can_be_kept(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(BlockPool, "release", forgets)
+    """Planted: one block of each release is forgotten."""
+    release = BlockPool.release
+    monkeypatch.setattr(BlockPool, "release", lambda pool, blocks: release(pool, blocks[1:]))
     assert swarm.main(["--seeds", "1", "--mode", "push", "--jobs", "1"]) == 1
     out = capsys.readouterr().out
     kept, _, last = out.rpartition("requests:")
@@ -154,18 +148,18 @@ def test_a_violation_is_shrunk_and_can_be_kept(
 
 def test_shrinking_keeps_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that forgets on a lost peer only: the crash stays, and little else."""
-    lost = PushSource.peer_lost
+    lost = PullSource.peer_lost
 
-    def careless(source: PushSource, peer: str, *rest: Any) -> None:
+    def careless(source: PullSource, peer: str, *rest: Any) -> None:
         for held in list(source._pool.holds.values()):
             source._pool.unhold(held.owner)
         lost(source, peer, *rest)
 
-    monkeypatch.setattr(PushSource, "peer_lost", careless)
+    monkeypatch.setattr(PullSource, "peer_lost", careless)
     crash = Crash(worker="decode-0", at_ns=7 * NS_PER_MS, down_ns=NS_PER_MS)
     pause = Pause(worker="prefill-0", at_ns=1, for_ns=1)
     slow = {"link_bytes_per_s": 10**5, "digest_ns": 0, "layer_groups": 2}
-    large = plain("push", troubles=(pause, crash), network=slow)
+    large = plain("pull", troubles=(pause, crash), network=slow)
     small = shrink(large)
     assert small.troubles == (crash,)
     assert len(small.requests) == 1

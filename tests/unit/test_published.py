@@ -13,7 +13,7 @@ from benchmarks.published.checks import ARITHMETIC, CHECKS
 from benchmarks.published.data import Data, at_share, spread
 from benchmarks.published.prompt_first import PromptFirst
 from benchmarks.published.rows import Row, close, exact, holds, shown, unchecked
-from benchmarks.published.sim import attainment, crossing, highest
+from benchmarks.published.sim import InTurn, WholePrompts, attainment, crossing, highest
 from benchmarks.published.table import markdown
 
 from tests.unit.published import published
@@ -127,3 +127,22 @@ def test_the_prompt_first_reference_gives_way_when_kv_runs_out() -> None:
     times = engine.run(requests)
     assert times[0].e2e < times[1].e2e
     assert len(times) == 2
+
+
+def test_steps_in_turn_cost_what_both_cost_alone() -> None:
+    step = LinearStep(1000, 3.0, 50.0, 1.0)
+    turn = InTurn(step)
+    assert turn.step_ns([(10, 0)], 4, 80) == step.step_ns([(10, 0)], 0, 0) + step.step_ns((), 4, 80)
+    assert turn.step_ns([(10, 0)], 0, 0) == step.step_ns([(10, 0)], 0, 0)
+    assert turn.step_ns((), 4, 80) == turn.decode_run_ns(4, 80, 1) == step.step_ns((), 4, 80)
+
+
+def test_chunks_at_the_price_of_the_whole_add_up_to_it() -> None:
+    step = LinearStep(1000, 3.0, 50.0, 1.0, pair_ns=0.5)
+    whole = WholePrompts(step)
+    chunks = [(100, 0), (100, 100), (30, 200)]
+    assert sum(whole.step_ns([part], 0, 0) for part in chunks) == step.step_ns([(230, 0)], 0, 0)
+    assert whole.step_ns([(30, 200)], 4, 80) - whole.step_ns([(30, 200)], 0, 0) == (
+        step.step_ns((), 4, 80)
+    )
+    assert whole.step_ns((), 0, 0) == 0

@@ -29,8 +29,6 @@ from twofold.policy import batch
 from twofold.types import BlockId, RequestId
 
 Effects = list[WorkerEffect]
-
-
 _age: Final = attrgetter("id")
 
 
@@ -41,7 +39,7 @@ class Engine:
     peer has got its blocks, of which the first `hits` hold cached content.
     Of requests whose KV a peer will have, `on_progress` is called when more of it exists,
     `on_held` when all does (the callee takes over the blocks), and `on_gave_up` when it never will.
-    """
+    What `may_start` says no to is not even tried."""
 
     def __init__(
         self,
@@ -56,6 +54,7 @@ class Engine:
         on_progress: Callable[[Request, int, Effects], None],
         on_held: Callable[[Request, int, Effects], None],
         on_gave_up: Callable[[Request, str, Effects], None],
+        may_start: Callable[[Request], bool] = lambda request: True,
     ) -> None:
         if max_num_batched_tokens < max_num_seqs:
             raise ValueError(
@@ -68,7 +67,7 @@ class Engine:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.max_waiting = max_waiting
-        self._on_placed_remote = on_placed_remote
+        self._on_placed_remote, self._may_start = on_placed_remote, may_start
         self._on_progress, self._on_held, self._on_gave_up = on_progress, on_held, on_gave_up
         self.requests: dict[RequestId, Request] = {}
         self.waiting: list[Request] = []
@@ -212,6 +211,10 @@ class Engine:
         """Counts that stand still as long as no waiting request has got a better chance."""
         return self.pool.n_released, self._n_enqueued, self.pool.cache.n_inserted
 
+    def look_again(self) -> None:
+        """What `may_start` says has changed."""
+        self._tried = None
+
     @property
     def is_settled(self) -> bool:
         """Whether trying to place what waits is in vain until blocks come back or one arrives."""
@@ -235,7 +238,7 @@ class Engine:
         for request in list(self.waiting):
             if self.n_placed >= self.max_num_seqs:
                 return
-            if budget == 0 and request.source is None:
+            if request.source is None and (budget == 0 or not self._may_start(request)):
                 continue
             if not self._try_place(request, passed, now_ns, out):
                 if batch.reserves(request.bypassed):

@@ -12,7 +12,9 @@ from twofold.core.request import Request, State
 from twofold.core.timers import Timers
 from twofold.messages import (
     Abort,
+    Claim,
     Digested,
+    Done,
     Fenced,
     FromPeer,
     LayersDone,
@@ -27,7 +29,7 @@ from twofold.messages import (
     WorkerMessage,
     WriteDone,
 )
-from twofold.types import NS_PER_MS, NS_PER_S, KVLayout
+from twofold.types import NS_PER_MS, NS_PER_S, KVLayout, ceil_div
 
 
 class WorkerCore:
@@ -61,6 +63,8 @@ class WorkerCore:
         own: dict[str, int] = {} if mode.at_once else {"lost_grace_ns": lost_grace_ns}
         if mode.by_layer:
             own["min_layerwise_tokens"] = min_layerwise_tokens
+        if mode.at_once:
+            own["reserve_blocks"] = min(n_blocks, ceil_div(max_model_len, layout.block_size))
         self.timers = Timers()
         self.pool = BlockPool(n_blocks, layout.block_size, caching=prefix_caching)
         self.source = mode.source(
@@ -82,6 +86,7 @@ class WorkerCore:
             on_progress=self.source.progress,
             on_held=self.source.keep,
             on_gave_up=self.source.gave_up,
+            may_start=self.source.may_start,
         )
         self.reader = mode.reader(
             engine=self.engine,
@@ -111,8 +116,7 @@ class WorkerCore:
         elif isinstance(message, Abort):
             self._abort(message, out)
         elif isinstance(message, FromPeer):
-            out += self.source.from_peer(message.peer, message.message, now_ns)
-            self.reader.from_peer(message.peer, message.message, now_ns, out)
+            self._from_peer(message, now_ns, out)
         elif isinstance(message, ReadDone):
             self.reader.read_done(message, now_ns, out)
         elif isinstance(message, Digested):
@@ -134,6 +138,12 @@ class WorkerCore:
             self._release(message, out)
         else:
             self.engine.step_failed(message, now_ns, out)
+
+    def _from_peer(self, message: FromPeer, now_ns: int, out: Effects) -> None:
+        out += self.source.from_peer(message.peer, message.message, now_ns)
+        if isinstance(message.message, Claim | Done):
+            self.engine.look_again()
+        self.reader.from_peer(message.peer, message.message, now_ns, out)
 
     def _submit(self, message: Submit, now_ns: int, out: Effects) -> None:
         request = Request(

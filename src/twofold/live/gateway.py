@@ -28,7 +28,7 @@ from twofold.live.gateway_legs import (
     release_body,
 )
 from twofold.live.gateway_session import Ended, Session
-from twofold.live.gateway_watch import Watcher, Worker, handoff_fault
+from twofold.live.gateway_watch import Watcher, Worker, as_paired
 from twofold.live.leg import Head, Leg
 from twofold.messages import (
     Arrive,
@@ -192,12 +192,8 @@ class Gateway:
     # -------------------------------------------------------------------- router in and out
 
     def _worker_changed(self, message: WorkerSeen | WorkerGone) -> None:
-        fault = handoff_fault(message, self._handoff)
-        if fault:
-            self.workers[message.worker].why = fault
-            message = WorkerGone(message.worker)
         self.metrics.worker_up(message.worker, isinstance(message, WorkerSeen))
-        self._tell_router(message)
+        self._tell_router(as_paired(message, self._handoff))
 
     def _tell_router(self, message: RouterMessage) -> None:
         self._inbox.append(message)

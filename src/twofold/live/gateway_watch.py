@@ -141,16 +141,19 @@ class Watcher:
         )
 
 
-def handoff_fault(message: WorkerSeen | WorkerGone, handoff: str) -> str:
-    """Why a worker that was seen cannot be used by a gateway of mode `handoff`, or nothing.
+def as_paired(message: WorkerSeen | WorkerGone, handoff: str) -> WorkerSeen | WorkerGone:
+    """`message` as a router of mode `handoff` may take it.
 
-    Workers that do not name their mode are taken to have the gateway's.
+    A worker of another mode must be paired with none, not even with one like itself, and whoever
+    asks why is told so: its layout names it. One that does not say its mode has the gateway's.
     """
-    if not isinstance(message, WorkerSeen) or message.layout is None or message.role == "mixed":
-        return ""
+    if not isinstance(message, WorkerSeen) or message.layout is None:
+        return message
     theirs = message.layout.handoff
-    if theirs in ("", handoff):
-        return ""
-    fault = f"handoff differs: {theirs} there, {handoff} at the gateway"
-    log.warning("worker %s is not used: %s", message.worker, fault)
-    return fault
+    if theirs in ("", handoff) or message.role == "mixed":
+        return message
+    said = f"{theirs} at {message.worker} ({handoff} at the gateway)"
+    log.warning("worker %s is paired with none: its handoff is %s", message.worker, said)
+    return msgspec.structs.replace(
+        message, layout=msgspec.structs.replace(message.layout, handoff=said)
+    )

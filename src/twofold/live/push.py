@@ -121,8 +121,9 @@ class Incoming:
         claim = effect.message
         if not isinstance(claim, Claim) or not claim.blocks:
             return effect
-        segment = self._transport.open_window(claim.blocks)
-        self._windows[(effect.peer, claim.request_id, claim.generation)] = segment
+        key = (effect.peer, claim.request_id, claim.generation)
+        segment = self._windows.get(key) or self._transport.open_window(claim.blocks)
+        self._windows[key] = segment
         return msgspec.structs.replace(
             effect, message=msgspec.structs.replace(claim, segment=segment)
         )

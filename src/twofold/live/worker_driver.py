@@ -169,7 +169,7 @@ class WorkerDriver:
         elif isinstance(effect, CancelWrite):
             self._outgoing.cancel(effect.request_id)
         elif isinstance(effect, Fence):
-            source = self.core.engine.row(effect.request_id).source
+            source = self.core.engine.requests[effect.request_id].source
             assert source is not None
             self._incoming.fence(effect.request_id, source)
         elif isinstance(effect, WakeAt):

@@ -90,8 +90,9 @@ class WorkerMetrics:
 
     def first_token(self, phases: Phases) -> None:
         """A request has its first token."""
-        parts = (phases.handoff_wait_ns, phases.transfer_ns, phases.queue_ns, phases.compute_ns)
-        self._ttft(sum(parts) / NS_PER_S)
+        before = phases.peer_queue_ns + phases.peer_compute_ns + phases.handoff_wait_ns
+        own = phases.transfer_ns + phases.queue_ns + phases.compute_ns
+        self._ttft((before + own) / NS_PER_S)
         self._queue(phases.queue_ns / NS_PER_S)
         self._prefill(phases.compute_ns / NS_PER_S)
         if phases.n_bytes:

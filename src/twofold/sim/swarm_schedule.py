@@ -163,7 +163,9 @@ def _names(pool: Pool) -> list[str]:
 
 
 def _rates(draws: _Draws, seed: int) -> SeededFaults:
-    rates = (0.0, 0.0, 0.02, 0.1, 0.3)
+    """Half of the schedules are calm, so that most requests get far; some know troubles only."""
+    level = draws.of((0.0, 0.1, 0.3, 1.0))
+    rates = [level * rate for rate in (0.0, 0.0, 0.02, 0.1, 0.3)]
     return SeededFaults(
         seed=seed,
         drop=draws.of(rates),

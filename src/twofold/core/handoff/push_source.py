@@ -24,7 +24,8 @@ from collections import OrderedDict
 
 from twofold.core.blocks import BlockPool, Hold
 from twofold.core.handoff.layout import incompatibility
-from twofold.core.handoff.source import Effects, Source
+from twofold.core.handoff.push_admission import PushAdmission
+from twofold.core.handoff.source import Effects
 from twofold.core.handoff.transfer import MOST_EARLY, Transfer
 from twofold.core.request import Request
 from twofold.core.timers import Timers
@@ -48,7 +49,7 @@ from twofold.messages import (
 from twofold.types import KVLayout, RequestId, ceil_div
 
 
-class PushSource(Source):
+class PushSource(PushAdmission):
     """Writes KV into decode workers' blocks once a prompt is finished.
 
     With `min_layerwise_tokens` 0 or more, KV of longer prompts is written while later chunks and
@@ -64,17 +65,15 @@ class PushSource(Source):
         segment: str,
         lease_ns: int,
         min_layerwise_tokens: int = -1,
+        reserve_blocks: int = 0,
         remembered: int = 1024,
     ) -> None:
-        super().__init__()
-        self._pool = pool
+        super().__init__(pool, reserve_blocks)
         self._timers = timers
         self._layout = layout
         self._lease_ns = lease_ns
         self._min_layerwise_tokens = min_layerwise_tokens
         self._remembered = remembered
-        self._sending: dict[int, Transfer] = {}
-        self._transfer_of: dict[RequestId, int] = {}
         self._closed: OrderedDict[tuple[int, int], bool] = OrderedDict()
 
     # --------------------------------------------------------------- the prompt
@@ -83,11 +82,6 @@ class PushSource(Source):
         """Whether this request's KV is still here for a peer."""
         sending = self._of(request_id)
         return sending is not None and sending.hold is not None
-
-    def takes(self, request: Request) -> bool:
-        """Not while another prompt of its transfer is here."""
-        sending = self._sending.get(request.transfer)
-        return sending is None or (sending.request is None and sending.hold is None)
 
     def expect(self, request: Request, now_ns: int, out: Effects) -> None:
         """A request has come whose KV will be pushed."""
@@ -100,10 +94,6 @@ class PushSource(Source):
         self._timers.cancel(("lease", request.transfer))
         sending.request, sending.request_id = request, request.id
         self._transfer_of[request.id] = request.transfer
-
-    def _of(self, request_id: RequestId) -> Transfer | None:
-        transfer = self._transfer_of.get(request_id)
-        return self._sending.get(transfer) if transfer is not None else None
 
     def progress(self, request: Request, now_ns: int, out: Effects) -> None:
         """Layer-wise: the blocks that are full now can go."""

@@ -34,6 +34,10 @@ class Source:
         """Whether the name of such a request's KV is free."""
         return True
 
+    def may_start(self, request: Request) -> bool:
+        """Whether a prompt that waits may be read now."""
+        return True
+
     def expect(self, request: Request, now_ns: int, out: Effects) -> None:
         """A request has come whose KV will be wanted."""
 

@@ -1,0 +1,396 @@
+"""What can happen next in a global state of the exhaustive search: one prefill, one decode worker.
+
+Each method that begins with `_` and a verb gives the world after one thing has happened.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from twofold.core.handoff import MODES
+from twofold.core.router import Router
+from twofold.core.worker import WorkerCore
+from twofold.messages import (
+    Abort,
+    Arrive,
+    CancelLeg,
+    CancelRead,
+    CancelWrite,
+    DecodeStarted,
+    Digest,
+    Ended,
+    Fence,
+    FromPeer,
+    LegEnded,
+    LegFailed,
+    PrefillDone,
+    Read,
+    Release,
+    ReleaseHeld,
+    RunStep,
+    SendDecode,
+    SendPrefill,
+    Submit,
+    Terminal,
+    Token,
+    ToPeer,
+    WorkerGone,
+    WorkerSeen,
+    Write,
+)
+from twofold.sim.contents import chain
+from twofold.sim.explore_state import Cores, Taken
+from twofold.sim.explore_world import (
+    Block,
+    D,
+    Digesting,
+    Fencing,
+    Leg,
+    Lost,
+    Moving,
+    P,
+    Sent,
+    Step,
+    World,
+    put,
+)
+from twofold.sim.observer import Core
+from twofold.types import PROTOCOL_VERSION, KVHandle, KVLayout
+
+NAMES: Final = ("P", "D")
+BLOCK_SIZE: Final = 2
+_LAYERS: Final = 2
+_DEADLINE_NS: Final = 1000
+_LAYOUT: Final = KVLayout(
+    protocol=PROTOCOL_VERSION,
+    engine="twofold",
+    model_digest="00",
+    tokenizer_digest="00",
+    dtype="float16",
+    block_size=BLOCK_SIZE,
+    layers=_LAYERS,
+    kv_heads=1,
+    head_dim=1,
+    rope="",
+)
+
+
+def _worker(handoff: str, n_blocks: int, caching: bool) -> WorkerCore:
+    """A small worker whose times have a common measure, so that few of their sums differ."""
+    return WorkerCore(
+        layout=_LAYOUT,
+        n_blocks=n_blocks,
+        max_num_seqs=2,
+        max_num_batched_tokens=8,
+        max_model_len=32,
+        max_waiting=4,
+        handoff=handoff,
+        prefix_caching=caching,
+        min_layerwise_tokens=0,
+        lease_ns=8,
+        heartbeat_ns=4,
+        lost_grace_ns=4,
+        claim_timeout_ns=8,
+        verify_timeout_ns=8,
+        repeat_ns=4,
+    )
+
+
+def _check(core: Core) -> None:
+    assert isinstance(core, WorkerCore)
+    core.check()
+
+
+class Model:
+    """The deployment: its cores, its clients' `prompts`, and what messages do to a world.
+
+    Every answer has `max_tokens` tokens. Handling a message raises AssertionError when an
+    invariant breaks.
+    """
+
+    def __init__(
+        self,
+        handoff: str,
+        prompts: tuple[tuple[int, ...], ...],
+        *,
+        max_tokens: int = 1,
+        n_blocks: int = 6,
+        caching: bool = False,
+        instant_legs: bool = False,
+    ) -> None:
+        self.instant_legs = instant_legs
+        self.mode = MODES[handoff]
+        self.prompts = prompts
+        self.max_tokens = max_tokens
+        self.empty: tuple[Block, ...] = ((0,) * BLOCK_SIZE,) * n_blocks
+        self.workers = Cores(lambda: _worker(handoff, n_blocks, caching), _check)
+        self.routers = Cores(lambda: Router(max_inflight=8, handoff=handoff), lambda core: None)
+
+    def start(self, faults: int) -> World:
+        """Nothing has come yet, and the router has seen both workers."""
+        world = World(
+            router=self.routers.born(),
+            cores=(self.workers.born(), self.workers.born()),
+            lives=(0, 0),
+            submitted=(0, 0),
+            contents=(self.empty, self.empty),
+            legs=(None,) * (2 * len(self.prompts)),
+            inboxes=((), ()),
+            work=(),
+            arrived=0,
+            ended=(False,) * len(self.prompts),
+            faults=faults,
+        )
+        for who in (P, D):
+            world = self.see(world, who, 0)
+        return world
+
+    # ------------------------------------------------------------------- router
+
+    def to_router(self, world: World, message: Any) -> World:
+        """The router handles `message`."""
+        taken = self.routers.take(world.router, message)
+        world = world._replace(router=taken.state)
+        for effect in taken.effects:
+            if isinstance(effect, SendPrefill | SendDecode):
+                world = self._send(world, effect)
+            elif isinstance(effect, CancelLeg | ReleaseHeld):
+                of_prefill = isinstance(effect, ReleaseHeld) or effect.leg == "prefill"
+                world = self._cancel(world, 2 * effect.request_id + (P if of_prefill else D))
+            elif isinstance(effect, Terminal):
+                assert not world.ended[effect.request_id], f"{effect} is a second end"
+                world = world._replace(ended=put(world.ended, effect.request_id, True))
+                for slot in (2 * effect.request_id, 2 * effect.request_id + 1):
+                    leg = world.legs[slot]
+                    if leg is not None:  # what still comes concerns nobody
+                        world = world._replace(legs=put(world.legs, slot, leg._replace(up=())))
+        return world
+
+    def see(self, world: World, who: int, life: int) -> World:
+        """The router sees that a worker lives, or (`life` -1) that it does not."""
+        if life < 0:
+            return self.to_router(world, WorkerGone(NAMES[who]))
+        seen = WorkerSeen(
+            worker=NAMES[who],
+            role="decode" if who else "prefill",
+            engine_id=f"{NAMES[who]}.{life}",
+            layout=_LAYOUT,
+        )
+        return self.to_router(world, seen)
+
+    def arrive(self, world: World) -> World:
+        """The next client's request comes."""
+        number = world.arrived
+        world = world._replace(arrived=number + 1)
+        weight = len(self.prompts[number])
+        arrive = Arrive(request_id=number, weight=weight, time_left_ns=_DEADLINE_NS)
+        return self.to_router(world, arrive)
+
+    def _send(self, world: World, effect: SendPrefill | SendDecode) -> World:
+        who = D if isinstance(effect, SendDecode) else P
+        slot = 2 * effect.request_id + who
+        source = (-1, -1)
+        prefill = world.legs[2 * effect.request_id]
+        if who == D and prefill is not None:
+            name = 16 * (effect.request_id + 1) if self.mode.at_once else prefill.worker_id
+            source = (prefill.life, name)
+        life = world.lives[who] if world.cores[who] >= 0 else -1
+        leg = Leg(life=life, down=("submit",), source=source)
+        return world._replace(legs=put(world.legs, slot, leg))
+
+    def _cancel(self, world: World, slot: int) -> World:
+        leg = world.legs[slot]
+        if leg is None or leg.life < 0:
+            return world
+        return world._replace(legs=put(world.legs, slot, leg._replace(down=(*leg.down, "cancel"))))
+
+    def up(self, world: World, slot: int, message: Any) -> World:
+        """A worker, or what is left of a connection to it, answers on a leg."""
+        leg = world.legs[slot]
+        assert leg is not None
+        if leg.over or world.ended[slot // 2]:
+            return world
+        return world._replace(legs=put(world.legs, slot, leg._replace(up=(*leg.up, message))))
+
+    def break_leg(self, world: World, slot: int, *, lost: bool) -> World:
+        """The gateway will find the leg's connection broken; nothing else comes on it."""
+        leg = world.legs[slot]
+        assert leg is not None
+        kind = "decode" if slot % 2 else "prefill"
+        failed = LegFailed(slot // 2, 0, kind, 0, "connection lost", lost)  # type: ignore[arg-type]
+        world = self.up(world, slot, failed)
+        leg = world.legs[slot]
+        assert leg is not None
+        return world._replace(legs=put(world.legs, slot, leg._replace(over=True)))
+
+    # ------------------------------------------------------------------ workers
+
+    def to_worker(self, world: World, who: int, message: Any) -> World:
+        """A worker that lives handles `message`."""
+        taken = self.workers.take(world.cores[who], message)
+        blocks = list(world.contents[who])
+        for block in self.workers.idle(taken.state):
+            blocks[block] = self.empty[block]
+        world = world._replace(
+            cores=put(world.cores, who, taken.state),
+            contents=put(world.contents, who, tuple(blocks)),
+        )
+        for effect in taken.effects:
+            world = self._carry_out(world, who, effect, taken)
+        return world
+
+    def submit(self, world: World, slot: int) -> World:
+        """A leg's request reaches its worker."""
+        leg, who = world.legs[slot], slot % 2
+        assert leg is not None
+        prompt = self.prompts[slot // 2]
+        number = world.submitted[who]
+        world = world._replace(
+            submitted=put(world.submitted, who, number + 1),
+            legs=put(world.legs, slot, leg._replace(worker_id=number)),
+        )
+        source = None
+        if who == D:
+            life, name = leg.source
+            source = KVHandle(
+                engine_id=f"P.{life}",
+                host="",
+                port=0,
+                request_id=name,
+                generation=0,
+                n_tokens=len(prompt),
+            )
+        submit = Submit(
+            request_id=number,
+            tokens=prompt if who == P or self.mode.at_once else (),
+            max_tokens=1 if who == P else self.max_tokens,
+            hold=who == P,
+            source=source,
+            transfer=16 * (slot // 2 + 1) if who == P and self.mode.at_once else 0,
+        )
+        return self.to_worker(world, who, submit)
+
+    def hang_up(self, world: World, slot: int) -> World:
+        """The gateway's wish to end a leg reaches its worker."""
+        leg = world.legs[slot]
+        assert leg is not None
+        if leg.worker_id < 0:
+            return world
+        if slot % 2 == P:
+            return self.to_worker(world, P, Release(leg.worker_id, 0))
+        return self.to_worker(world, D, Abort(leg.worker_id))
+
+    def _slot(self, world: World, who: int, worker_id: int) -> int:
+        for slot in range(who, len(world.legs), 2):
+            leg = world.legs[slot]
+            if leg is not None and (leg.life, leg.worker_id) == (world.lives[who], worker_id):
+                return slot
+        raise AssertionError(f"{NAMES[who]} speaks of request {worker_id}, which it was not sent")
+
+    def _carry_out(self, world: World, who: int, effect: Any, taken: Taken) -> World:
+        add: Any = None
+        if isinstance(effect, RunStep):
+            add = Step(who, taken.rows)
+            self.verify(world, add)
+        elif isinstance(effect, Digest):
+            add = Digesting(who, effect.request_id, effect.blocks)
+        elif isinstance(effect, Read):
+            life = self._life(effect.peer)
+            add = Moving(D, effect.request_id, 0, effect.pairs, life)
+            if world.cores[P] < 0 or life != world.lives[P]:
+                add = add._replace(state="over")
+        elif isinstance(effect, Write):
+            life = self._life(effect.peer)
+            add = Moving(P, effect.request_id, effect.number, effect.pairs, life)
+            dead = world.cores[D] < 0 or life != world.lives[D]
+            if dead or Lost(life) in world.inboxes[P]:
+                add = add._replace(state="over")
+        elif isinstance(effect, Fence):
+            world = self._fence(world)
+            add = Fencing(effect.request_id)
+        elif isinstance(effect, CancelRead | CancelWrite):
+            return self._stop(world, who, effect.request_id)
+        elif isinstance(effect, ToPeer):
+            return self._tell(world, who, effect)
+        elif isinstance(effect, Token | Ended):
+            return self._answer(world, who, effect)
+        if add is None:
+            return world
+        return world._replace(work=(*world.work, add))
+
+    @staticmethod
+    def _life(engine_id: str) -> int:
+        return int(engine_id.partition(".")[2])
+
+    def _tell(self, world: World, who: int, effect: ToPeer) -> World:
+        other, life = 1 - who, self._life(effect.peer)
+        if Lost(life) in world.inboxes[who]:
+            return world  # on a connection that has broken, which the sender is yet to hear
+        if world.cores[other] < 0 or life != world.lives[other]:
+            inbox = (*world.inboxes[who], Lost(life))
+            return world._replace(inboxes=put(world.inboxes, who, inbox))
+        sent = Sent(world.lives[who], effect.message)
+        return world._replace(inboxes=put(world.inboxes, other, (*world.inboxes[other], sent)))
+
+    def hear(self, world: World, who: int, item: Sent) -> World:
+        """A peer's message is handled."""
+        return self.to_worker(world, who, FromPeer(f"{NAMES[1 - who]}.{item.life}", item.message))
+
+    @staticmethod
+    def _stop(world: World, who: int, request_id: int) -> World:
+        moving = (who, request_id, "")
+        work: list[Any] = []
+        for item in world.work:
+            is_one = isinstance(item, Moving) and (item.who, item.request_id, item.state) == moving
+            work.append(item._replace(state="cancelled") if is_one else item)
+        return world._replace(work=tuple(work))
+
+    def _fence(self, world: World) -> World:
+        """What the prefill worker writes breaks off: it has landed by now, or never will."""
+        work: list[Any] = []
+        for item in world.work:
+            if isinstance(item, Moving) and item.who == P and item.state != "over":
+                world = self.land(world, item)
+                item = item._replace(state="over")
+            work.append(item)
+        return world._replace(work=tuple(work))
+
+    def _answer(self, world: World, who: int, effect: Token | Ended) -> World:
+        slot = self._slot(world, who, effect.request_id)
+        request_id = slot // 2
+        if isinstance(effect, Token):
+            if who == D and effect.index == 0:
+                return self.up(world, slot, DecodeStarted(request_id, 0))
+            return world
+        if effect.outcome != "finished":
+            status = 400 if effect.outcome == "refused" else 500
+            kind: Any = "decode" if who else "prefill"
+            return self.up(world, slot, LegFailed(request_id, 0, kind, status, effect.reason))
+        if who == P:
+            return self.up(world, slot, PrefillDone(request_id, 0))
+        return self.up(world, slot, LegEnded(request_id, 0, effect.n_output))
+
+    # ----------------------------------------------------------------- contents
+
+    def verify(self, world: World, step: Step) -> None:
+        """What a step reads must be as it should be."""
+        for row in step.rows:
+            right = chain(row.tokens)
+            for at in range(row.start):
+                block = row.blocks[at // BLOCK_SIZE]
+                found = world.contents[step.who][block][at % BLOCK_SIZE]
+                assert found == right[at], (
+                    f"{NAMES[step.who]}: request {row.request_id} would read wrong KV of token "
+                    f"{at} in block {block}"
+                )
+
+    def land(self, world: World, item: Moving, *, flip: bool = False) -> World:
+        """Blocks arrive as they are at the prefill worker now, one of them damaged if `flip`."""
+        held = self.workers.held(world.cores[D])
+        blocks = list(world.contents[D])
+        for theirs, ours in item.pairs:
+            assert ours in held, f"bytes land in block {ours}, which no handoff holds"
+            blocks[ours] = world.contents[P][theirs]
+        if flip:
+            blocks[ours] = put(blocks[ours], 0, -7)
+        return world._replace(contents=put(world.contents, D, tuple(blocks)))

@@ -1,0 +1,126 @@
+"""One global state of the exhaustive search: three cores, and all that is on its way between them.
+
+    legs     one for each leg of each request: what goes down and up it, in order
+    peers    the connection between the workers, in order in each direction
+    moving   blocks on their way, checksums and steps being computed, fences being set
+
+Everything is plain tuples, so that states can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+from twofold.messages import PeerMessage
+from twofold.sim.explore_state import Row
+
+P: Final = 0  # the prefill worker's place in pairs
+D: Final = 1
+
+Block = tuple[int, ...]
+"""What is in the slots of one KV block."""
+
+
+class Leg(NamedTuple):
+    """One leg: the life of the worker that it goes to, and what is on its way.
+
+    `down` holds "submit" and "cancel", `up` messages to the router. `worker_id` is -1 until the
+    worker has it. `source` is the prefill worker's life and its name of the KV.
+    """
+
+    life: int
+    worker_id: int = -1
+    down: tuple[str, ...] = ()
+    up: tuple[Any, ...] = ()
+    over: bool = False
+    source: tuple[int, int] = (-1, -1)
+
+
+class Step(NamedTuple):
+    """A step that worker `who` computes; `layers` is how many are said to be done."""
+
+    who: int
+    rows: tuple[Row, ...]
+    layers: int = 0
+
+
+class Digesting(NamedTuple):
+    """Checksums that worker `who` computes."""
+
+    who: int
+    request_id: int
+    blocks: tuple[int, ...]
+
+
+class Moving(NamedTuple):
+    """Blocks that `who` reads (D) or writes (P), as (prefill's, decode's). `life` is the peer's.
+
+    `state`: "" on its way, "cancelled" so, or "over": only the answer is to come, a failure.
+    """
+
+    who: int
+    request_id: int
+    number: int
+    pairs: tuple[tuple[int, int], ...]
+    life: int
+    state: Literal["", "cancelled", "over"] = ""
+
+
+class Fencing(NamedTuple):
+    """A fence that the decode worker sets."""
+
+    request_id: int
+
+
+class Lost(NamedTuple):
+    """In place of a peer's message: the connection to that life of the peer is lost."""
+
+    life: int
+
+
+class Sent(NamedTuple):
+    """A peer's message, from its life `life`."""
+
+    life: int
+    message: PeerMessage
+
+
+Work = Step | Digesting | Moving | Fencing
+
+
+class World(NamedTuple):
+    """A global state. Pairs are (prefill, decode). A dead worker's core is -1."""
+
+    router: int
+    cores: tuple[int, int]
+    lives: tuple[int, int]
+    submitted: tuple[int, int]  # in these lives
+    contents: tuple[tuple[Block, ...], tuple[Block, ...]]
+    legs: tuple[Leg | None, ...]  # request r: 2r is prefill's, 2r + 1 decode's
+    inboxes: tuple[tuple[Sent | Lost, ...], tuple[Sent | Lost, ...]]  # from the peer
+    work: tuple[Work, ...]
+    arrived: int
+    ended: tuple[bool, ...]
+    faults: int  # that may still happen
+
+
+def put(pair: Sequence[Any], at: int, value: Any) -> tuple[Any, ...]:
+    """`pair` with another value at one place."""
+    return (*pair[:at], value, *pair[at + 1 :])
+
+
+def without(items: Sequence[Any], item: Any) -> tuple[Any, ...]:
+    """`items` without the first that equals `item`."""
+    at = items.index(item)
+    return (*items[:at], *items[at + 1 :])
+
+
+def is_quiet(world: World) -> bool:
+    """Whether nothing is on its way, so that only a timer or a client can do something."""
+    return not (
+        world.work
+        or world.inboxes[P]
+        or world.inboxes[D]
+        or any(leg is not None and (leg.down or leg.up) for leg in world.legs)
+    )

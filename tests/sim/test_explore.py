@@ -1,0 +1,115 @@
+"""Every order of events in the small: it ends, breaks nothing, and always has a way to the end."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.support import SETTINGS
+from twofold.core.router import Router
+from twofold.core.worker import WorkerCore
+from twofold.messages import RunStep, StepDone, Submit, Wake, WakeAt
+from twofold.sim import explore as command
+from twofold.sim.explore import PROMPTS, explore
+from twofold.sim.explore_model import Model
+from twofold.sim.explore_moves import at_end, moves
+from twofold.sim.explore_state import Cores, canonical
+from twofold.sim.swarm_schedule import ALL_MODES
+
+
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("mode", ALL_MODES)
+@pytest.mark.parametrize("number", [0, 1])
+def test_one_request_with_a_fault_anywhere(mode: str, number: int, caching: bool) -> None:
+    found = explore(Model(mode, PROMPTS[number : number + 1], caching=caching), 1)
+    assert found.is_clean, found
+    assert found.n_states > 800
+    assert found.n_ends > 50
+
+
+def test_one_request_with_two_faults_anywhere() -> None:
+    found = explore(Model("pull", PROMPTS[:1]), 2)
+    assert found.is_clean, found
+    assert found.n_states > 10_000
+
+
+@pytest.mark.parametrize("mode", ALL_MODES)
+def test_two_requests_with_a_fault_anywhere(mode: str) -> None:
+    """On instant legs, which leaves out orders that differ at the gateway alone."""
+    found = explore(Model(mode, PROMPTS, instant_legs=True), 1)
+    assert found.is_clean, found
+    assert found.n_states > 5_000
+
+
+@pytest.mark.parametrize("mode", ["pull", "push"])
+def test_two_requests_in_every_order(mode: str) -> None:
+    found = explore(Model(mode, PROMPTS), 0)
+    assert found.is_clean, found
+    assert found.n_ends > 8
+
+
+def test_longer_answers_and_a_full_pool() -> None:
+    """Three blocks: the second request has to wait for the first one's."""
+    found = explore(Model("pull", PROMPTS, max_tokens=2, n_blocks=3, instant_legs=True), 0)
+    assert found.is_clean, found
+
+
+def test_a_search_that_is_too_large_says_so() -> None:
+    found = explore(Model("pull", PROMPTS), 1, most_states=500)
+    assert not found.complete
+    assert not found.is_clean
+
+
+def test_the_end_is_reached_by_taking_any_way() -> None:
+    """The first way at each turn, without faults, ends after few steps."""
+    model = Model("pull", PROMPTS[:1])
+    world = model.start(0)
+    for _ in range(60):
+        if at_end(model, world):
+            break
+        world = next(then for _, then in moves(model, world))
+    assert at_end(model, world)
+    assert world.ended == (True,)
+
+
+def _worker() -> WorkerCore:
+    return WorkerCore(**SETTINGS)
+
+
+def test_states_differ_by_what_will_be_and_not_by_what_was() -> None:
+    early, late = _worker(), _worker()
+    submit = Submit(request_id=0, tokens=(1, 2), max_tokens=1, time_left_ns=50)
+    early.handle(submit, 0)
+    late.handle(submit, 1000)
+    assert canonical(early, 0) == canonical(late, 1000)
+    assert canonical(early, 0) != canonical(late, 1001), "its deadline is nearer"
+    early.handle(StepDone(1, ((0, 5),)), 10)
+    assert canonical(early, 10) != canonical(late, 1010)
+    assert canonical(Router(max_inflight=2), 0) == canonical(Router(max_inflight=2), 7)
+
+
+def test_a_step_is_taken_once_and_time_goes_on_with_timers_only() -> None:
+    cores = Cores(_worker, lambda core: None)
+    born = cores.born()
+    submit = Submit(request_id=0, tokens=(1, 2), max_tokens=1, time_left_ns=50)
+    taken = cores.take(born, submit)
+    assert cores.take(born, submit) is taken
+    assert taken.effects == (RunStep(0, ((0, 0, 2),)),), "without its number, and without WakeAt"
+    assert not any(isinstance(effect, WakeAt) for effect in taken.effects)
+    assert cores.will_wake(taken.state)
+    assert not cores.at_rest(taken.state)
+    late = cores.take(taken.state, Wake())
+    assert [type(effect).__name__ for effect in late.effects] == ["Ended"]
+    ended = cores.take(late.state, StepDone(0, ((0, 5),)))
+    assert cores.at_rest(ended.state)
+
+
+def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--requests", "1", "--faults", "0"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == list(ALL_MODES)
+    assert all("0 states without a way to the end, no violation" in line for line in lines)
+    assert command.main(["--mode", "pull", "--most-states", "9"]) == 1
+    assert "NOT COMPLETE" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        command.main(["--blocks", "2"])
+    assert ended.value.code == 2
