@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
@@ -28,7 +28,6 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is written."""
 
     version: str
-    quick: bool
     results: list[Result]
 
 
@@ -45,16 +44,15 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _merge(path: Path, new: dict[str, Result], quick: bool) -> Results:
+def _merge(path: Path, new: dict[str, Result]) -> Results:
     """The results of this run over those that were there, in the table's order."""
     found: dict[str, Result] = {}
     if path.exists():
         old = msgspec.json.decode(path.read_bytes(), type=Results)
-        if old.quick == quick:
-            found = {result.check: result for result in old.results}
+        found = {result.check: result for result in old.results}
     found.update(new)
     kept = [found[name] for name in CHECKS if name in found]
-    return Results(version=__version__, quick=quick, results=kept)
+    return Results(version=__version__, results=kept)
 
 
 def _write(results: Results, json: Path, table: Path) -> None:
@@ -62,7 +60,20 @@ def _write(results: Results, json: Path, table: Path) -> None:
     table.parent.mkdir(parents=True, exist_ok=True)
     json.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
     rows = [row for result in results.results for row in result.rows]
-    table.write_text(markdown(rows, quick=results.quick))
+    table.write_text(markdown(rows))
+
+
+def _results(names: Sequence[str], root: str, quick: bool, jobs: int) -> Iterator[Result]:
+    """The checks as they end: in this process one after the other, or in `jobs` of them."""
+    if jobs <= 1:
+        yield from (run_check(name, root, quick) for name in names)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        try:
+            for future in as_completed([pool.submit(run_check, n, root, quick) for n in names]):
+                yield future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -83,22 +94,16 @@ def main(argv: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return 2
     done: dict[str, Result] = {}
-    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(run_check, name, str(root), args.quick): name for name in names}
-        try:
-            for future in as_completed(futures):
-                result = future.result()
-                done[result.check] = result
-                told = ", ".join(f"{n} {verdict}" for verdict, n in counts(result.rows).items())
-                print(
-                    f"[{len(done)}/{len(names)}] {result.check}: {told} ({result.seconds} s)",
-                    flush=True,
-                )
-                _write(_merge(args.json, done, args.quick), args.json, args.table)
-        except KeyboardInterrupt:
-            pool.shutdown(cancel_futures=True)
-            print("stopped; what is done is written", file=sys.stderr)
-            return 130
+    try:
+        for result in _results(names, str(root), args.quick, args.jobs):
+            done[result.check] = result
+            told = ", ".join(f"{n} {verdict}" for verdict, n in counts(result.rows).items())
+            place = f"[{len(done)}/{len(names)}]"
+            print(f"{place} {result.check}: {told} ({result.seconds} s)", flush=True)
+            _write(_merge(args.json, done), args.json, args.table)
+    except KeyboardInterrupt:
+        print("stopped; what is done is written", file=sys.stderr)
+        return 130
     print(f"wrote {args.json} and {args.table}")
     return 0
 

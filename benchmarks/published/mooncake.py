@@ -238,7 +238,7 @@ def capacity_rows(data: Data) -> list[Row]:
 def capacity_rate_rows(data: Data) -> list[Row]:
     """The other reading of capacity: the highest rate at which 90 % are in time."""
     told = data.paper("mooncake")["effective_request_capacity_gain_pct"]["conversation"]
-    n = 400 if data.quick else 3000
+    n = 400 if data.quick else 1200
     requests = list(head(jitter(data.trace("mooncake_conversation_trace.jsonl"), 0), n))
     goals = (100.0, 200.0, 300.0)
     seen: dict[float, list[list[int]]] = {}

@@ -81,6 +81,9 @@ def churn(**engine: Any) -> None:
             lease_s=5.0,
             **engine,
         ) as stack:
+            # One loop is three processes here: the burst below keeps it from accepting a while.
+            for worker in stack.gateway.workers.values():
+                worker.upstream._connect_timeout_s = 10.0
             rng = random.Random(1)
             await _canary(stack)
             gate = asyncio.Semaphore(24)

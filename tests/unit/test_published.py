@@ -74,7 +74,7 @@ def test_the_table_tells_long_conditions_once_and_keeps_its_columns() -> None:
         holds("A", "z", "< 4", "3", True, conditions=long),
         unchecked("B", "w", "5", "no data"),
     ]
-    page = markdown(rows, quick=False)
+    page = markdown(rows)
     assert page.count(long) == 1
     lines = [line for line in page.splitlines() if line.startswith("| ")]
     assert {line.count("|") for line in lines} == {7}

@@ -47,6 +47,8 @@ class Audit:
         self._cores: dict[str, Core] = {}
         self._open: dict[str, dict[int, None]] = {}
         self._made: dict[tuple[str, int], int] = {}  # generation of the KV that a worker makes
+        self._transfers: dict[tuple[str, int], int] = {}  # of its requests
+        self._offers: dict[tuple[str, int], list[tuple[str, Claim]]] = {}
 
     def born(self, name: str, core: Core, settings: Mapping[str, Any]) -> None:
         """See `Observer`."""
@@ -75,9 +77,17 @@ class Audit:
                 del begun[effect.request_id]
                 self.n_ended += 1
         if isinstance(message, Submit) and message.hold:
-            self._made[name, message.transfer or message.request_id] = message.generation
+            transfer = message.transfer or message.request_id
+            self._made[name, transfer] = message.generation
+            self._transfers[name, message.request_id] = transfer
         elif isinstance(message, FromPeer):
+            if isinstance(message.message, Claim):
+                key = (name, message.message.request_id)
+                self._offers.setdefault(key, []).append((message.peer, message.message))
             self._generations(name, message.message, effects)
+        for effect in effects:
+            if isinstance(effect, Write):
+                self._written(name, effect)
         if isinstance(core, WorkerCore):
             if self.n_handled % self._full_every == 0:
                 core.check()
@@ -92,11 +102,22 @@ class Audit:
         if made is None or made == message.generation:
             return
         for effect in effects:
-            given = isinstance(effect, Write) or (
-                isinstance(effect, ToPeer)
-                and (isinstance(effect.message, Grant) or effect.message == _valid(message))
+            given = isinstance(effect, ToPeer) and (
+                isinstance(effect.message, Grant) or effect.message == _valid(message)
             )
             assert not given, f"{name}: {message} is answered, of generation {made}, by {effect}"
+
+    def _written(self, name: str, write: Write) -> None:
+        """Blocks are written that the peer has offered, for what is made here."""
+        transfer = self._transfers[name, write.request_id]
+        offered = [
+            block
+            for peer, claim in self._offers.get((name, transfer), [])
+            if peer == write.peer and claim.generation == self._made[name, transfer]
+            for block in claim.blocks
+        ]
+        for _, block in write.pairs:
+            assert block in offered, f"{name}: {write} fills what was not offered for it"
 
     @staticmethod
     def _counters(core: WorkerCore) -> None:

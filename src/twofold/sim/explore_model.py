@@ -338,11 +338,12 @@ class Model:
 
     @staticmethod
     def _stop(world: World, who: int, request_id: int) -> World:
-        moving = (who, request_id, "")
         work: list[Any] = []
         for item in world.work:
-            is_one = isinstance(item, Moving) and (item.who, item.request_id, item.state) == moving
-            work.append(item._replace(state="cancelled") if is_one else item)
+            if not isinstance(item, Moving) or (item.who, item.request_id) != (who, request_id):
+                work.append(item)
+            else:
+                work.append(item if item.state else item._replace(state="cancelled"))
         return world._replace(work=tuple(work))
 
     def _fence(self, world: World) -> World:
