@@ -27,8 +27,8 @@ def chunk_rows(data: Data) -> list[Row]:
     others = [_relative(eight, prompt, 512) for prompt in lengths]
     conditions = (
         "prefill in chunks over prefill whole; the published file names no model or GPU: here "
-        "Llama-3.1-8B on one A100 (step table of aiconfigurator, an estimate); the choice matters, "
-        f"as Llama-3.1-70B on eight gives {min(others):.2f} to {max(others):.2f} times at 512"
+        "Llama-3.1-8B on one A100 (step table of aiconfigurator, an estimate); chosen second, "
+        f"after Llama-3.1-70B on eight, which gives {min(others):.2f} to {max(others):.2f} at 512"
     )
     rows = []
     worst: dict[int, float] = {512: 0.0, 2048: 0.0}

@@ -160,7 +160,8 @@ def transfer_rows(data: Data) -> list[Row]:
             64,
             second[200],
             unit="%",
-            conditions=conditions + "; 200 Gbit/s, half of what is stated: an assumption",
+            conditions=conditions
+            + "; 200 Gbit/s, half of what is stated: fitted, chosen because the row above missed",
         )
     )
     rows.append(

@@ -43,5 +43,7 @@ class PushAdmission(Source):
         unnamed = request.transfer == request.id
         if sending is None or sending.claim is not None or sending.unwanted or unnamed:
             return True
+        if sending.ending or self._pool.available == self._pool.n_blocks:
+            return True  # it is over, or stands in nobody's way: nothing is in use
         left = self._pool.available - ceil_div(request.n_prompt, self._pool.block_size)
         return left >= self._reserve_blocks
