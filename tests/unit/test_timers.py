@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,11 +40,19 @@ def test_each_deadline_is_told_once_and_in_time(
             # A driver's clock may be a hair early, so a wake may come before its time.
             if wake is not None and (wake <= now or what == "early"):
                 wake = None
+                again = deepcopy(timers)
+                rearmed = again.rearm(now)
                 due = timers.due(now)
                 late = sorted((at, k) for k, at in model.items() if at <= now)
                 assert due == [k for _, k in late]
                 for k in due:
                     del model[k]
+                # Nothing due: the short way does what the long one does, and else nothing.
+                after = deepcopy(timers)
+                assert rearmed == (None if due else after.arm())
+                if rearmed is None:
+                    assert again.due(now) == due
+                assert again.arm() == after.arm()
         at = timers.arm()
         wake = at if at is not None else wake
         assert len(timers) == len(model)

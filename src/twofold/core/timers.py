@@ -52,6 +52,17 @@ class Timers:
         self._armed_ns = None
         return keys
 
+    def rearm(self, now_ns: int) -> int | None:
+        """The next deadline, armed anew, if it is later than `now_ns`.
+
+        For a driver whose timer has fired: what `due` and `arm` come to when nothing is due.
+        """
+        next_ns = self.next_ns()
+        if next_ns is None or next_ns <= now_ns:
+            return None
+        self._armed_ns = next_ns
+        return next_ns
+
     def next_ns(self) -> int | None:
         """When the first key runs out, or None."""
         heap, at = self._heap, self._at

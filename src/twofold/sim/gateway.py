@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -258,7 +257,7 @@ class SimGateway:
             if effect.outcome != "finished":
                 self._workers[decode.worker].note_tokens(decode)
             # Tokens are noted as they are sent: those still under way did not reach the client.
-            times = array("q", decode.token_times.until(self._events.now_ns).tobytes())
+            times = decode.token_times.until(self._events.now_ns)
         ended = decode.ended if decode is not None else None
         self._on_record(
             RequestRecord(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from twofold.cost.step import StepTime
 from twofold.messages import (
     Claim,
     FromPeer,
@@ -24,15 +25,24 @@ class Run:
     `most` is how many the engine foresees, `k` how many of them the event in the heap is for.
     """
 
-    __slots__ = ("batch", "context", "k", "most", "start_ns", "version")
+    __slots__ = ("batch", "context", "end_ns", "k", "most", "start_ns", "version")
 
     def __init__(self, start_ns: int, batch: int, context: int) -> None:
         self.start_ns = start_ns
+        self.end_ns = -1  # of the step that the event in the heap is for
         self.batch = batch
         self.context = context
         self.most = 0
         self.k = 0
         self.version = 0
+
+    def over(self, step: StepTime, now_ns: int) -> tuple[int, int]:
+        """How many steps are over by `now_ns`, the last excluded, and how long they took."""
+        k = self.k - 1
+        if now_ns != self.end_ns or k == 0:
+            return step.decode_steps_within(self.batch, self.context, now_ns - self.start_ns, k)
+        last_ns = step.step_ns((), self.batch, self.context + k * self.batch)
+        return k, now_ns - last_ns - self.start_ns
 
 
 def looks_at_the_batch(message: WorkerMessage) -> bool:

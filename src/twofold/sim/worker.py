@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from twofold.core.handoff import MODES
@@ -32,7 +33,6 @@ from twofold.messages import (
     ToPeer,
     Wake,
     WakeAt,
-    WorkerEffect,
     WorkerMessage,
     Write,
 )
@@ -81,7 +81,6 @@ class SimWorker:
         self.block_bytes = self.layout.block_bytes
         self._settings = settings
         self._step = step
-        self._digest_ns = digest_ns
         self._events = events
         self._network = network
         self._observers = observers
@@ -97,6 +96,21 @@ class SimWorker:
         self._paused = False
         self._kept: list[WorkerMessage] = []
         self.core: WorkerCore | None = None
+        self._on: dict[type, Callable[[Any], None]] = {
+            Token: self._token,
+            RunStep: self._run_step,
+            Ended: self._ended,
+            ToPeer: partial(network.to_peer, self),
+            Read: partial(network.read, self),
+            Write: lambda effect: network.write(self, effect, self.layout.layers),
+            CancelRead: partial(network.cancel, self),
+            CancelWrite: partial(network.cancel, self),
+            Fence: partial(network.fence, self),
+            Digest: lambda effect: events.after(
+                digest_ns, Kind.RESULT, number, self._digested, self.engine_id, effect
+            ),
+            WakeAt: lambda effect: self.clock.set(self.engine_id, effect.at_ns),
+        }
 
     # -------------------------------------------------------------------- lives
 
@@ -215,40 +229,24 @@ class SimWorker:
         for observer in self._observers:
             observer.handled(engine_id, core, self._events.now_ns, message, effects)
         for effect in effects:
-            self._carry_out(core, effect)
+            self._on[type(effect)](effect)
         if running is not None and running is self._run:
             self._plan(core, running)
 
-    def _carry_out(self, core: WorkerCore, effect: WorkerEffect) -> None:
-        if isinstance(effect, Token):
-            self._token(effect)
-        elif isinstance(effect, RunStep):
-            self._run_step(core, effect)
-        elif isinstance(effect, Ended):
-            self._ended(effect)
-        elif isinstance(effect, ToPeer):
-            self._network.to_peer(self, effect)
-        elif isinstance(effect, Read):
-            self._network.read(self, effect)
-        elif isinstance(effect, Write):
-            self._network.write(self, effect, self.layout.layers)
-        elif isinstance(effect, CancelRead | CancelWrite):
-            self._network.cancel(self, effect)
-        elif isinstance(effect, Fence):
-            self._network.fence(self, effect)
-        elif isinstance(effect, Digest):
-            self._events.after(
-                self._digest_ns, Kind.RESULT, self.number, self._digested, self.engine_id, effect
-            )
-        elif isinstance(effect, WakeAt):
-            self.clock.set(self.engine_id, effect.at_ns)
-
     def _wake(self, engine_id: str) -> None:
+        # Most wakes find nothing due: a timer is armed early and its reason gone by then.
+        if self._fast and self.core is not None and engine_id == self.engine_id:
+            next_ns = self.core.timers.rearm(self.clock.now_ns)
+            if next_ns is not None:
+                self.clock.set(engine_id, next_ns)
+                return
         self.feed(engine_id, Wake())
 
     # ------------------------------------------------------------------- device
 
-    def _run_step(self, core: WorkerCore, step: RunStep) -> None:
+    def _run_step(self, step: RunStep) -> None:
+        core = self.core
+        assert core is not None
         prefill: list[PrefillPart] = []
         batch = context = 0
         for _, start, n in step.work:
@@ -291,9 +289,12 @@ class SimWorker:
         for request_id, start, n in step.work:
             request = engine.row(request_id)
             if request.n_known == start + n:
-                leg = self._legs.get(request_id)
-                key = -1 if leg is None else leg.request_id  # ended in the middle of the step
-                tokens.append((request_id, sampled_token(key, start + n - request.n_prompt)))
+                token = 0  # of an abridged request, nobody asks which
+                if not self._fast:
+                    leg = self._legs.get(request_id)
+                    key = -1 if leg is None else leg.request_id  # ended in the middle of the step
+                    token = sampled_token(key, start + n - request.n_prompt)
+                tokens.append((request_id, token))
         self.feed(engine_id, StepDone(step.step, tuple(tokens)))
 
     # ------------------------------------------------------- many steps at once
@@ -309,24 +310,16 @@ class SimWorker:
             k, took_ns = 1, self._step.step_ns((), run.batch, run.context)
         run.k = k
         run.version += 1
-        self._events.at(
-            run.start_ns + took_ns,
-            Kind.STEP,
-            self.number,
-            self._run_done,
-            self.engine_id,
-            run,
-            run.version,
-        )
+        run.end_ns = run.start_ns + took_ns
+        done, version = self._run_done, run.version
+        self._events.at(run.end_ns, Kind.STEP, self.number, done, self.engine_id, run, version)
 
     def _catch_up(self, now_ns: int) -> None:
         """Bring core and legs to where the run's steps have got by `now_ns`, the last excluded."""
         run, core = self._run, self.core
         if run is None or core is None:
             return
-        k, took_ns = self._step.decode_steps_within(
-            run.batch, run.context, now_ns - run.start_ns, run.k - 1
-        )
+        k, took_ns = run.over(self._step, now_ns)
         if k == 0:
             return
         latency_ns = self._network.leg_latency_ns
