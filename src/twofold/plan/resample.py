@@ -79,17 +79,6 @@ def _joined(
     found: list[TraceRequest] = []
     for place, stretch in enumerate(drawn):
         shift_ns = place * span_ns - begins.get(id(stretch), first_ns)
-        found += [_at(request, request.arrival_ns + shift_ns) for request in stretch]
+        found += [request.at(request.arrival_ns + shift_ns) for request in stretch]
     early_ns = found[0].arrival_ns
-    return [_at(request, request.arrival_ns - early_ns) for request in found]
-
-
-def _at(request: TraceRequest, arrival_ns: int) -> TraceRequest:
-    return TraceRequest(
-        arrival_ns,
-        request.input_tokens,
-        request.output_tokens,
-        request.hash_ids,
-        request.block_tokens,
-        request.klass,
-    )
+    return [request.at(request.arrival_ns - early_ns) for request in found]

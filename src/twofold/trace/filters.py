@@ -48,7 +48,7 @@ def _window(
         if end_ns is not None and request.arrival_ns >= end_ns:
             return
         if request.arrival_ns >= start_ns:
-            yield _at(request, request.arrival_ns - start_ns)
+            yield request.at(request.arrival_ns - start_ns)
 
 
 def rate_scale(requests: Iterable[TraceRequest], factor: float) -> Iterator[TraceRequest]:
@@ -60,7 +60,7 @@ def rate_scale(requests: Iterable[TraceRequest], factor: float) -> Iterator[Trac
         raise ValueError(f"a rate scale is a number above 0, not {factor}")
     exact = Fraction(str(factor))
     times, per = exact.denominator, exact.numerator
-    return (_at(request, request.arrival_ns * times // per) for request in requests)
+    return (request.at(request.arrival_ns * times // per) for request in requests)
 
 
 def length_scale(requests: Iterable[TraceRequest], divisor: int) -> Iterator[TraceRequest]:
@@ -135,20 +135,9 @@ def _jitter(requests: Iterable[TraceRequest], seed: int, tick_ns: int) -> Iterat
         ]
         drawn.sort(key=lambda item: item[:2])
         for arrival_ns, _index, request in drawn:
-            yield _at(request, arrival_ns)
+            yield request.at(arrival_ns)
 
 
 def merge(*streams: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
     """Several traces as one, by arrival; at equal times the earlier argument goes first."""
     return heapq.merge(*streams, key=lambda request: request.arrival_ns)
-
-
-def _at(request: TraceRequest, arrival_ns: int) -> TraceRequest:
-    return TraceRequest(
-        arrival_ns,
-        request.input_tokens,
-        request.output_tokens,
-        request.hash_ids,
-        request.block_tokens,
-        request.klass,
-    )

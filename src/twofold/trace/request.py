@@ -34,6 +34,17 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
     block_tokens: int = 0
     klass: str = ""
 
+    def at(self, arrival_ns: int) -> TraceRequest:
+        """The same request at another time."""
+        return TraceRequest(
+            arrival_ns,
+            self.input_tokens,
+            self.output_tokens,
+            self.hash_ids,
+            self.block_tokens,
+            self.klass,
+        )
+
 
 class HasLengths(Protocol):
     """What arrivals can be generated for: a `Lengths` or a `TraceRequest`."""
