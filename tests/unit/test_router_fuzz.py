@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.unit.harness import LAYOUT
-from twofold.core.router import Leg, Router
+from twofold.core.routed import Leg
+from twofold.core.router import Router
 from twofold.messages import (
     Arrive,
     CancelLeg,
