@@ -11,7 +11,18 @@ from typing import Any, Final
 import pytest
 
 from tests.sim.support import BLOCK, MS, audited, mixture, one
-from twofold.messages import Claim, Closed, Done, Grant, PrefillDone, Read, ToPeer, Write, Written
+from twofold.messages import (
+    CancelLeg,
+    Claim,
+    Closed,
+    Done,
+    Grant,
+    PrefillDone,
+    Read,
+    ToPeer,
+    Write,
+    Written,
+)
 from twofold.metrics.record import RequestRecord
 from twofold.sim import Crash, SeededFaults
 from twofold.sim.faults import AS_SENT, Again, Fate, Stray
@@ -311,18 +322,18 @@ def test_a_retry_goes_to_the_pair_that_lives(handoff: str) -> None:
 
 @in_all_modes
 def test_a_late_start_of_an_attempt_that_was_given_up_counts_for_nothing(handoff: str) -> None:
-    """Prefill's answer is lost, and both legs go anew; where KV is pushed the old one starts yet.
+    """Prefill's answer and the cancellation are lost; where KV is pushed, the old leg starts yet.
 
     The client leaves at any moment, so that what the old attempt said would show.
     """
     for gone in range(60):
-        lost = First((PrefillDone,), ())
+        lost = First((PrefillDone, CancelLeg), (), n=2 if handoff != "pull" else 1)
         records, _ = audited(
             "1P1D",
             [one(40, 3)],
             settings=settings(handoff),
             faults=lost,
-            gone_after_ns=lambda i, gone=gone: (gone + 1) * MS // 5,  # type: ignore[misc]
+            gone_after_ns=lambda i, gone=gone: (gone + 1) * MS // 5,
             router={"failure_policy": "retry-pair"},
         )
         (record,) = records
