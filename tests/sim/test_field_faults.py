@@ -326,14 +326,14 @@ def test_a_late_start_of_an_attempt_that_was_given_up_counts_for_nothing(handoff
 
     The client leaves at any moment, so that what the old attempt said would show.
     """
-    for gone in range(60):
+    for gone in range(80):
         lost = First((PrefillDone, CancelLeg), (), n=2 if handoff != "pull" else 1)
         records, _ = audited(
             "1P1D",
             [one(40, 3)],
             settings=settings(handoff),
             faults=lost,
-            gone_after_ns=lambda i, gone=gone: (gone + 1) * MS // 5,
+            gone_after_ns=lambda i, gone=gone: (gone + 1) * MS // 4,
             router={"failure_policy": "retry-pair"},
         )
         (record,) = records
