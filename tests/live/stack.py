@@ -167,6 +167,7 @@ async def running(
     request_timeout_s: float = 60.0,
     max_inflight: int = 512,
     wait_ready: bool = True,
+    failure_policy: str = "fail",
     **engine: Any,
 ) -> AsyncIterator[Stack]:
     """A ready stack: `pools` as in "1P1D", `engine` as in EngineSettings."""
@@ -192,6 +193,7 @@ async def running(
         request_timeout_s=request_timeout_s,
         max_inflight=max_inflight,
         handoff=settings.handoff,
+        failure_policy=failure_policy,
     )
     stack = Stack(workers, gateway)
     await stack.public.start(HOST, 0)

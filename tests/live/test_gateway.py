@@ -95,8 +95,8 @@ def test_ledger_sums_to_the_time_to_the_first_byte(stream: bool) -> None:
         reply = await made.post(BODY | {"stream": stream}, "x-request-id: led\r\n")
         assert reply.headers["x-twofold-transferred"] == "4096"
         timing = parse_server_timing(reply.headers["server-timing"])
-        assert set(timing) == {*PHASES, "ttft"}
-        assert abs(sum(timing[p] for p in PHASES) - timing["ttft"]) < 10_000
+        assert set(timing) == {*PHASES, "ttft"} - {"recovery"}
+        assert abs(sum(timing.values()) - 2 * timing["ttft"]) < 10_000
         assert (timing["prefill"], timing["transfer"]) == (3_000, 2_000)
         assert timing["unattributed"] == 2_000 + 1_000
         assert timing["relay"] > 0

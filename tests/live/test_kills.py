@@ -16,7 +16,7 @@ import pytest
 from tests import tiny
 from tests.device.reference import expected, prompt_of
 from tests.live.stack import HOST, get, post, request_bytes
-from twofold.config import EngineSettings, ServeSettings
+from twofold.config import EngineSettings, GatewayLimits, ServeSettings
 from twofold.live.deployment import Deployment, plan_deployment
 from twofold.live.supervisor import Supervisor
 
@@ -83,14 +83,15 @@ class Service:
             await asyncio.sleep(0.05)
         pytest.fail(f"not back within {within_s} s: {state}; log: {self.log[-20:]}")
 
-    async def canary(self) -> None:
-        want = expected("llama", 53)
+    async def canary(self, n_prompt: int = 53) -> None:
+        """Right, token by token, as a single worker's answer would be."""
+        want = expected("llama", n_prompt)
         answer = await post(
             self.port,
             "/v1/completions",
             {
                 "model": MODEL,
-                "prompt": prompt_of(53),
+                "prompt": prompt_of(n_prompt),
                 "max_tokens": len(want.tokens),
                 "temperature": 0,
                 "ignore_eos": True,
@@ -105,14 +106,18 @@ class Service:
 
 
 @contextlib.asynccontextmanager
-async def running_service(**engine_settings: Any) -> AsyncIterator[Service]:
+async def running_service(
+    prefill: int = 1, limits: GatewayLimits | None = None, **engine_settings: Any
+) -> AsyncIterator[Service]:
     engine = EngineSettings(
         model=str(tiny.cached_model("llama")),
         served_model_name=MODEL,
         lease_s=3.0,
         **engine_settings,
     )
-    deployment = plan_deployment(ServeSettings(engine=engine, port=0))
+    deployment = plan_deployment(
+        ServeSettings(engine=engine, port=0, prefill=prefill, limits=limits or GatewayLimits())
+    )
     log: list[str] = []
     gateway = deployment.gateway
     supervisor = Supervisor(deployment.children(), ready_at=(HOST, gateway.port), emit=log.append)

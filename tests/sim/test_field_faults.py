@@ -11,7 +11,18 @@ from typing import Any, Final
 import pytest
 
 from tests.sim.support import BLOCK, MS, audited, mixture, one
-from twofold.messages import Claim, Closed, Done, Grant, Read, ToPeer, Write, Written
+from twofold.messages import (
+    CancelLeg,
+    Claim,
+    Closed,
+    Done,
+    Grant,
+    PrefillDone,
+    Read,
+    ToPeer,
+    Write,
+    Written,
+)
 from twofold.metrics.record import RequestRecord
 from twofold.sim import Crash, SeededFaults
 from twofold.sim.faults import AS_SENT, Again, Fate, Stray
@@ -214,6 +225,121 @@ def test_every_length_around_multiples_of_a_block(handoff: str) -> None:
     requests = [one(n, 2, at_ns=n * 20 * MS) for n in range(1, 4 * BLOCK + 3)]
     records, _ = audited("1P1D", requests, settings=settings(handoff))
     assert outcomes(records) == {"finished": len(requests)}
+
+
+# ---------------------------------------------------------------------------------- recovery
+
+
+@in_all_modes
+def test_a_load_that_fails_on_an_idle_worker_is_recomputed_at_once_and_right(handoff: str) -> None:
+    """The right tokens, within a second, without a later arrival; contents are compared."""
+    failed = First((Read, Write), ())
+    records, made = audited(
+        "1P1D",
+        [one(40, 5)],
+        settings=settings(handoff),
+        faults=failed,
+        router={"failure_policy": "recompute-on-decode"},
+    )
+    assert failed.left == 0
+    assert (records[0].outcome, records[0].recoveries) == ("finished", ("recomputed",))
+    assert (records[0].prefill, records[0].decode) == ("", "decode-0")
+    assert len(records[0].token_times_ns) == 5
+    assert records[0].e2e_ns < SECOND
+    assert records[0].phases_ns["recovery"] > 0
+    prefill = made.workers["prefill-0"].core
+    assert prefill is not None
+    assert prefill.source.counts.expired == 0, "a lease had to clean up"
+
+
+@in_all_modes
+@pytest.mark.parametrize(
+    ("policy", "result"),
+    [("retry-pair", "retried"), ("recompute-on-decode", "recomputed"), ("mixed-pool", "moved")],
+)
+def test_transfers_that_break_move_a_counter_and_are_no_mere_slowness(
+    handoff: str, policy: str, result: str
+) -> None:
+    failed = First((Read, Write), (), n=4)
+    requests = [one(40, 5, at_ns=i * 50 * MS) for i in range(8)]
+    records, made = audited(
+        "1P1D1M",
+        requests,
+        settings=settings(handoff),
+        faults=failed,
+        router={"failure_policy": policy},
+    )
+    again = [record for record in records if record.recoveries]
+    assert failed.left == 0
+    assert getattr(made.gateway.router.counts, result) == len(
+        [r for r in again if result in r.recoveries]
+    )
+    assert 1 <= len(again) <= 4
+    assert all(("recovery" in r.phases_ns) == bool(r.recoveries) for r in records if r.phases_ns)
+    for record in records:
+        assert record.outcome == ("failed" if "exhausted" in record.recoveries else "finished")
+
+
+@in_all_modes
+def test_a_network_that_fails_for_good_does_not_crush_decode(handoff: str) -> None:
+    """No transfer works. Decode recomputes no more than its budget; the rest fails at once."""
+    failed = First((Read, Write), (), n=10**6)
+    requests = [one(100, 3, at_ns=i * 20 * MS) for i in range(100)]
+    records, _ = audited(
+        "1P1D",
+        requests,
+        settings=settings(handoff),
+        faults=failed,
+        router={"failure_policy": "recompute-on-decode", "recompute_tokens_per_s": 500},
+    )
+    recomputed = [r for r in records if r.recoveries == ("recomputed",)]
+    over = [r for r in records if r.recoveries == ("over_budget",)]
+    assert len(recomputed) + len(over) == 100
+    assert 10 <= len(recomputed) <= (500 + 2 * 500) // 100  # one second's worth and two seconds
+    assert all(r.outcome == "finished" for r in recomputed)
+    assert all(r.reason.endswith("recomputed prompts is used up") for r in over)
+    assert all(r.e2e_ns < 100 * MS for r in over)
+
+
+@in_all_modes
+def test_a_retry_goes_to_the_pair_that_lives(handoff: str) -> None:
+    """A prefill worker dies while it reads; the other one serves, under a new generation."""
+    crash = Crash(worker="prefill-0", at_ns=4 * MS)
+    requests = [one(400, 4, at_ns=i) for i in range(6)]
+    records, made = audited(
+        "2P1D",
+        requests,
+        settings=settings(handoff),
+        crashes=[crash],
+        router={"failure_policy": "retry-pair"},
+    )
+    assert outcomes(records) == {"finished": 6}
+    again = [record for record in records if record.recoveries]
+    assert again
+    assert {record.prefill for record in again} == {"prefill-1"}
+    assert made.gateway.router.counts.retried == len(again)
+
+
+@in_all_modes
+def test_a_late_start_of_an_attempt_that_was_given_up_counts_for_nothing(handoff: str) -> None:
+    """Prefill's answer and the cancellation are lost; where KV is pushed, the old leg starts yet.
+
+    The client leaves at any moment, so that what the old attempt said would show.
+    """
+    for gone in range(80):
+        lost = First((PrefillDone, CancelLeg), (), n=2 if handoff != "pull" else 1)
+        records, _ = audited(
+            "1P1D",
+            [one(40, 3)],
+            settings=settings(handoff),
+            faults=lost,
+            gone_after_ns=lambda i, gone=gone: (gone + 1) * MS // 4,
+            router={"failure_policy": "retry-pair"},
+        )
+        (record,) = records
+        assert sum(record.phases_ns.values()) == (record.ttft_ns or 0)
+        assert (record.outcome == "finished") == (len(record.token_times_ns) == 3)
+    assert (record.outcome, record.recoveries) == ("finished", ("retried",))
 
 
 # -------------------------------------------------------------------------------- ids, restarts

@@ -19,7 +19,10 @@ from twofold.core.handoff.pull_source import PullSource
 from twofold.core.handoff.push_reader import PushReader
 from twofold.core.handoff.push_source import PushSource
 from twofold.core.handoff.reader import Reader
+from twofold.core.recovery import Budget, Rescuer
 from twofold.core.request import State
+from twofold.core.routed import Leg, Routed
+from twofold.core.router import Router
 from twofold.core.timers import Timers
 from twofold.messages import Claim, Digested, ReadDone, Refusal, ToPeer
 from twofold.sim.explore import PROMPTS, explore
@@ -164,13 +167,97 @@ def write_on_for_a_lost_peer(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PushSource, "peer_lost", lambda source, peer, now_ns, out: None)
 
 
+def keep_a_release_to_itself(patch: pytest.MonkeyPatch) -> None:
+    """The prefill worker of an attempt that is given up hears nothing of it."""
+    let_go = Router._let_go
+
+    def silent(router: Router, failed: Any, request: Routed, out: Any) -> None:
+        let_go(router, failed, request, out)
+        if request.state is Leg.HANDOFF:
+            out.pop()
+
+    patch.setattr(Router, "_let_go", silent)
+
+
+def keep_the_other_leg(patch: pytest.MonkeyPatch) -> None:
+    """Push: the leg beside the one that failed is not cancelled before both are sent anew."""
+    let_go = Router._let_go
+
+    def silent(router: Router, failed: Any, request: Routed, out: Any) -> None:
+        let_go(router, failed, request, out)
+        if request.state is Leg.BOTH:
+            out.pop()
+
+    patch.setattr(Router, "_let_go", silent)
+
+
+def keep_the_generation(patch: pytest.MonkeyPatch) -> None:
+    """An attempt has the generation of the one before it."""
+    send_first = Router._send_first
+
+    def same(router: Router, request: Routed, *rest: Any) -> None:
+        request.generation = 0
+        send_first(router, request, *rest)
+
+    patch.setattr(Router, "_send_first", same)
+
+
+def keep_the_load(patch: pytest.MonkeyPatch) -> None:
+    """A decode worker stays charged with a request that has been sent elsewhere."""
+    discharge = Router._discharge
+
+    def forgetful(router: Router, request: Routed, now_ns: int) -> None:
+        if request.id in router.requests and request.state is Leg.HANDOFF:
+            request.decode = ""
+        discharge(router, request, now_ns)
+
+    patch.setattr(Router, "_discharge", forgetful)
+
+
+def charge_nothing(patch: pytest.MonkeyPatch) -> None:
+    """The budget for recomputed prompts is never used up."""
+    patch.setattr(Budget, "take", lambda budget, tokens, now_ns: True)
+
+
+def retry_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """The number of attempts has no bound."""
+    rescue = Rescuer.rescue
+
+    def again(rescuer: Rescuer, request: Routed, now_ns: int) -> Any:
+        generation, request.generation = request.generation, 0
+        found = rescue(rescuer, request, now_ns)
+        request.generation = generation
+        return found
+
+    patch.setattr(Rescuer, "rescue", again)
+
+
+def retry_in_silence(patch: pytest.MonkeyPatch) -> None:
+    """What the failure policy does is not counted."""
+    again_or_fail = Router._again_or_fail
+
+    def silent(router: Router, *rest: Any) -> None:
+        counts = msgspec.structs.replace(router.counts)
+        again_or_fail(router, *rest)
+        ends = ("finished", "refused", "failed", "cancelled", "received")
+        for name in ends:
+            setattr(counts, name, getattr(router.counts, name))
+        router.counts = counts
+
+    patch.setattr(Router, "_again_or_fail", silent)
+
+
 class Planted(NamedTuple):
-    """`first_seed` is known to fail, of schedules of `n_requests`."""
+    """`first_seed` is known to fail, of schedules of `n_requests`.
+
+    `to_fail`: the gateway sends nothing again, so that bugs of workers show as they are.
+    """
 
     plant: Plant
     mode: Mode
     first_seed: int
     n_requests: int = 20
+    to_fail: bool = True
 
 
 PLANTED: Final = (
@@ -197,6 +284,15 @@ PLANTED: Final = (
     Planted(answer_a_repeated_claim_while_writing, "push", 158, 50),
     Planted(write_on_for_a_lost_peer, "push", 444),
     Planted(write_on_for_a_lost_peer, "layerwise", 105),
+    Planted(keep_a_release_to_itself, "pull", 0, to_fail=False),
+    Planted(keep_a_release_to_itself, "layerwise", 0, to_fail=False),
+    Planted(keep_the_other_leg, "push", 0, to_fail=False),
+    Planted(keep_the_generation, "pull", 0, to_fail=False),
+    Planted(keep_the_generation, "push", 0, to_fail=False),
+    Planted(keep_the_load, "pull", 0, to_fail=False),
+    Planted(charge_nothing, "pull", 0, to_fail=False),
+    Planted(retry_for_ever, "pull", 0, to_fail=False),
+    Planted(retry_in_silence, "push", 0, to_fail=False),
 )
 
 
@@ -208,6 +304,8 @@ def test_the_swarm_finds(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> N
     first = planted.first_seed
     for seed in (*range(first, SEEDS), *range(first)):
         schedule = draw(seed, planted.mode, planted.n_requests)
+        if planted.to_fail:
+            schedule = msgspec.structs.replace(schedule, failures={})
         if run(schedule).violation:
             break
     else:

@@ -77,6 +77,42 @@ def test_an_estimate_says_that_it_is_one(files: tuple[Path, Path]) -> None:
     assert "Qwen3-8B on 1 x H100-SXM-80GB (roofline, an estimate)" in err
 
 
+def test_failure_policies_are_compared_and_their_use_is_shown(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """A prefill worker dies amid the trace; the same trace under three policies."""
+    trace, profile = files
+    target, page = tmp_path / "f.json", tmp_path / "f.html"
+    code, out, _ = command(
+        *("replay", trace, "--profile", profile, "--pools", "2P1D", "--jobs", 1),
+        *("--crash", "prefill-0@0.1", "--rate-scale", 40, "--retries", 2),
+        *("--failure-policy", "fail", "--failure-policy", "retry-pair"),
+        *("--failure-policy", "recompute-on-decode", "--recompute-tokens-per-s", 1),
+        *("--json", target, "--html", page),
+    )
+    assert code == 0
+    runs = {run.policy: run for run in replay_from_json(target.read_bytes()).runs}
+    assert list(runs) == [
+        f"failure={name}" for name in ("fail", "retry-pair", "recompute-on-decode")
+    ]
+    fail, retry, recompute = runs.values()
+    lost = fail.failed
+    assert lost > 1
+    assert (fail.recoveries, retry.recoveries) == ({}, {"retried": lost})
+    assert retry.failed == 0
+    assert recompute.recoveries == {"over_budget": lost - 1, "recomputed": 1}
+    assert recompute.failed == lost - 1
+    assert len({run.digest for run in runs.values()}) == 3
+    lines = [line for line in out.splitlines() if line.startswith("legs that failed, ")]
+    assert [line.rpartition(": ")[2] for line in lines] == [
+        f"{lost} retried",
+        f"{lost - 1} over budget, 1 recomputed",
+    ]
+    assert f"{lost} retried" in page.read_text()
+    assert (retry.phases_ms["recovery"].max or 0) > 0
+    assert "recovery" not in fail.phases_ms
+
+
 def test_a_chrome_trace_is_of_one_run(files: tuple[Path, Path], tmp_path: Path) -> None:
     trace, profile = files
     target = tmp_path / "c.json"
@@ -110,6 +146,13 @@ def test_a_chrome_trace_is_of_one_run(files: tuple[Path, Path], tmp_path: Path) 
         ("--pools 1M --memory-share 0.1", "leaves no room for KV"),
         ("--pools 1M --crash decode-0@3", "--crash decode-0: no such worker; mixed-0 are"),
         ("--pools 1M --crash mixed-0", "--crash mixed-0: must be WORKER@S or WORKER@S:DOWN_S"),
+        ("--pools 1M --failure-policy hope", "--failure-policy hope: must be one of fail, retry-"),
+        ("--pools 1M --retries 9", "--retries 9: must be a whole number from 1 to 8"),
+        ("--pools 1M --recompute-tokens-per-s 0", "--recompute-tokens-per-s 0: must be a whole"),
+        (
+            "--pools 1M --failure-policy fail --policy failure=fail",
+            "--failure-policy: --policy failure= says it too; leave one out",
+        ),
         ("--pools 1M --html no/where.html", "--html no/where.html: no such directory"),
         ("--pools 1M --plot x.gif", "--plot x.gif: a name that ends in .png or .svg is right"),
         ("--pools 1M --usd-per-hour h100", "--usd-per-hour h100: must be NAME=X"),

@@ -24,13 +24,17 @@ _legs = st.lists(
 )
 
 
-@given(_legs, st.integers(0, 10**12), st.integers(0, 10**12))
-def test_phases_always_sum_to_the_ttft(legs: list[Leg], queue_ns: int, rest_ns: int) -> None:
-    ttft_ns = queue_ns + sum(leg.elapsed_ns for leg in legs) + rest_ns
-    ledger = balance(ttft_ns, queue_ns, legs)
+@given(_legs, st.integers(0, 10**12), st.integers(0, 10**12), st.integers(0, 10**12))
+def test_phases_always_sum_to_the_ttft(
+    legs: list[Leg], queue_ns: int, rest_ns: int, recovery_ns: int
+) -> None:
+    ttft_ns = queue_ns + recovery_ns + sum(leg.elapsed_ns for leg in legs) + rest_ns
+    ledger = balance(ttft_ns, queue_ns, legs, recovery_ns)
     assert ledger.ttft_ns == ttft_ns
     assert ledger.relay_ns >= 0
-    assert list(ledger.as_ms()) == list(PHASES)
+    named = [name for name in PHASES if name != "recovery" or recovery_ns]
+    assert list(ledger.as_ms()) == named
+    assert ledger.as_ns().get("recovery", 0) == recovery_ns
 
 
 def test_two_legs() -> None:

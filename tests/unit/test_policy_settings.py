@@ -8,6 +8,7 @@ import pytest
 
 from twofold.config import GatewayLimits, options
 from twofold.config.values import SettingsError, read_value
+from twofold.core.recovery import FAILURE_POLICIES, MOST_RETRIES
 from twofold.core.router import Router
 from twofold.policy.admit import ADMISSIONS
 from twofold.policy.decode import DECODE_CHOICES
@@ -19,6 +20,7 @@ TABLES: dict[str, dict[str, Any]] = {
     "decode_policy": DECODE_CHOICES,
     "split_policy": SPLIT_CHOICES,
     "admission": ADMISSIONS,
+    "failure_policy": dict.fromkeys(FAILURE_POLICIES),
 }
 
 
@@ -39,3 +41,15 @@ def test_the_defaults_are_the_routers() -> None:
     assert {name: getattr(limits, name) for name in TABLES} == {
         name: defaults[name] for name in TABLES
     }
+    for name in ("retries", "recompute_tokens_per_s"):
+        assert getattr(limits, name) == defaults[name]
+
+
+def test_retries_are_as_many_as_the_router_takes() -> None:
+    option = next(option for option in options("gateway") if option.key == "retries")
+    assert read_value(str(MOST_RETRIES), option.type, is_text=True, where="x") == MOST_RETRIES
+    for text in ("0", str(MOST_RETRIES + 1), "some"):
+        with pytest.raises(
+            SettingsError, match=rf"x: must be a whole number from 1 to {MOST_RETRIES}"
+        ):
+            read_value(text, option.type, is_text=True, where="x")

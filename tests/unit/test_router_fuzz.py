@@ -1,11 +1,11 @@
 """The router under messages in any order: late, repeated, of other generations, of dead workers.
 
-With all policies, drawn anew each time.
+With all policies, drawn anew each time, those for failures included.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from hypothesis import settings
@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.unit.harness import LAYOUT
-from twofold.core.router import Leg, Router
+from twofold.core.recovery import FAILURE_POLICIES
+from twofold.core.routed import Leg
+from twofold.core.router import Router
 from twofold.messages import (
     Arrive,
     CancelLeg,
@@ -23,6 +25,7 @@ from twofold.messages import (
     LegEnded,
     LegFailed,
     PrefillDone,
+    Recovery,
     ReleaseHeld,
     Reply,
     RouterMessage,
@@ -39,6 +42,7 @@ from twofold.policy.decode import DECODE_CHOICES
 from twofold.policy.lengths import N_BUCKETS, bucket
 from twofold.policy.prefill import PREFILL_CHOICES
 from twofold.policy.split import SPLIT_CHOICES
+from twofold.sim.audit_router import RouterBook
 
 WORKERS: list[tuple[str, Literal["prefill", "decode", "mixed"]]] = [
     ("d1", "decode"),
@@ -51,7 +55,7 @@ OTHER = msgspec.structs.replace(LAYOUT, rope="other")
 INFLIGHT = 6
 
 picks = st.integers(0, 999)
-generations = st.sampled_from([0, 0, 0, 0, 1, -1])
+off = st.sampled_from([0, 0, 0, 0, 1, -1])  # from the generation of the attempt under way
 
 
 class RouterMachine(RuleBasedStateMachine):
@@ -63,8 +67,27 @@ class RouterMachine(RuleBasedStateMachine):
         split=st.sampled_from(list(SPLIT_CHOICES)),
         admission=st.sampled_from(list(ADMISSIONS)),
         budget=st.sampled_from([0, 60]),
+        handoff=st.sampled_from(["pull", "push"]),
+        failure=st.sampled_from(FAILURE_POLICIES),
+        retries=st.integers(1, 3),
     )
-    def start(self, prefill: str, decode: str, split: str, admission: str, budget: int) -> None:
+    def start(
+        self,
+        prefill: str,
+        decode: str,
+        split: str,
+        admission: str,
+        budget: int,
+        handoff: str,
+        failure: str,
+        retries: int,
+    ) -> None:
+        failures: dict[str, Any] = {
+            "failure_policy": failure,
+            "retries": retries,
+            "recompute_tokens_per_s": 60,
+        }
+        self.book = RouterBook(failures)
         self.router = Router(
             max_inflight=INFLIGHT,
             prefill_policy=prefill,
@@ -77,6 +100,8 @@ class RouterMachine(RuleBasedStateMachine):
             local_below_tokens=10,
             mixed_above_tokens=20,
             prefix_keys=3,
+            handoff=handoff,
+            **failures,
         )
         self.keeps_roles = split != "mixed_pool"
         self.now_ns = 0
@@ -85,7 +110,7 @@ class RouterMachine(RuleBasedStateMachine):
         self.terminal: dict[int, str] = {}
         self.answered: dict[int, str] = {}
         self.held: dict[int, str] = {}  # prefilled, not yet with a decode worker or released
-        self.legs: dict[int, tuple[str, str]] = {}  # leg under way and its worker
+        self.legs: dict[tuple[int, str], str] = {}  # workers of legs under way
         self.began: set[int] = set()
         for name, role in WORKERS:
             if name != "m":
@@ -97,7 +122,9 @@ class RouterMachine(RuleBasedStateMachine):
         return live[number % len(live)] if live and number % 8 else number % 14
 
     def send(self, message: RouterMessage) -> None:
-        for effect in self.router.handle(message, self.now_ns):
+        effects = self.router.handle(message, self.now_ns)
+        self.book.handled(self.router, self.now_ns, message, effects)
+        for effect in effects:
             if isinstance(effect, WakeAt):
                 self.wake_ns = effect.at_ns
                 continue
@@ -105,7 +132,7 @@ class RouterMachine(RuleBasedStateMachine):
             assert request_id not in self.terminal, "something after the end"
             if isinstance(effect, Terminal):
                 self.terminal[request_id] = effect.outcome
-                self.legs.pop(request_id, None)
+                self._over(request_id)
             elif isinstance(effect, SendPrefill):
                 self._sent(request_id, "prefill", effect.worker)
             elif isinstance(effect, SendDecode):
@@ -115,14 +142,24 @@ class RouterMachine(RuleBasedStateMachine):
                     prefill = self.router.requests[request_id].prefill
                     assert layout == self.router.workers[prefill].seen.layout
             elif isinstance(effect, CancelLeg):
-                assert self.legs.pop(request_id) == (effect.leg, effect.worker)
+                assert self.legs.pop((request_id, effect.leg)) == effect.worker
             elif isinstance(effect, ReleaseHeld):
                 assert self.held.pop(request_id) == effect.worker
+            elif isinstance(effect, Recovery):
+                assert effect.reason
+                assert request_id not in self.began
+                self._over(request_id)
             else:
                 assert isinstance(effect, Reply | Cut)
                 assert request_id not in self.answered, "two answers"
                 self.answered[request_id] = type(effect).__name__
                 assert isinstance(effect, Cut) == (request_id in self.began)
+
+    def _over(self, request_id: int) -> None:
+        """Nothing of this attempt is under way any more."""
+        assert request_id not in self.held, "KV held that nobody frees"
+        for leg in ("prefill", "decode"):
+            self.legs.pop((request_id, leg), None)
 
     def _sent(self, request_id: int, leg: str, worker: str) -> None:
         assert self.router.workers[worker].up, "sent to a worker that is gone"
@@ -132,7 +169,8 @@ class RouterMachine(RuleBasedStateMachine):
         elif self.keeps_roles:
             assert role != "prefill", "an answer from a prefill worker"
         assert all(self.router.why(request_id)), "placed for no reason"
-        self.legs[request_id] = (leg, worker)
+        assert (request_id, leg) not in self.legs
+        self.legs[request_id, leg] = worker
 
     # ------------------------------------------------------------------ messages
 
@@ -176,30 +214,37 @@ class RouterMachine(RuleBasedStateMachine):
                 )
             )
 
-    @rule(pick=picks, generation=generations)
-    def prefill_done(self, pick: int, generation: int) -> None:
-        request_id = self._pick(pick)
+    def _generation(self, request_id: int, off: int) -> int:
         routed = self.router.requests.get(request_id)
-        if routed and generation == 0 and routed.state is Leg.PREFILLING:
-            self.held[request_id] = routed.prefill
-        self.send(PrefillDone(request_id, generation))
+        return off + (routed.generation if routed else 0)
 
-    @rule(pick=picks, generation=generations)
-    def decode_started(self, pick: int, generation: int) -> None:
+    @rule(pick=picks, off=off)
+    def prefill_done(self, pick: int, off: int) -> None:
         request_id = self._pick(pick)
         routed = self.router.requests.get(request_id)
-        if routed and generation == 0 and routed.state in (Leg.HANDOFF, Leg.ONLY):
+        if routed and off == 0 and routed.prefilling:
+            del self.legs[request_id, "prefill"]
+            if routed.state is not Leg.STREAMING:
+                self.held[request_id] = routed.prefill
+        self.send(PrefillDone(request_id, self._generation(request_id, off)))
+
+    @rule(pick=picks, off=off)
+    def decode_started(self, pick: int, off: int) -> None:
+        request_id = self._pick(pick)
+        routed = self.router.requests.get(request_id)
+        if routed and off == 0 and routed.state in (Leg.HANDOFF, Leg.ONLY, Leg.BOTH):
             self.began.add(request_id)
             self.held.pop(request_id, None)
-        self.send(DecodeStarted(request_id, generation))
+        self.send(DecodeStarted(request_id, self._generation(request_id, off)))
 
-    @rule(pick=picks, generation=generations, n_tokens=st.integers(0, 9))
-    def leg_ended(self, pick: int, generation: int, n_tokens: int) -> None:
-        self.send(LegEnded(self._pick(pick), generation, n_tokens))
+    @rule(pick=picks, off=off, n_tokens=st.integers(0, 9))
+    def leg_ended(self, pick: int, off: int, n_tokens: int) -> None:
+        request_id = self._pick(pick)
+        self.send(LegEnded(request_id, self._generation(request_id, off), n_tokens))
 
     @rule(
         pick=picks,
-        generation=generations,
+        off=off,
         leg=st.sampled_from(["prefill", "decode"]),
         status=st.sampled_from([0, 400, 429, 500, 503, 504]),
         lost=st.booleans(),
@@ -207,14 +252,18 @@ class RouterMachine(RuleBasedStateMachine):
     def leg_failed(
         self,
         pick: int,
-        generation: int,
+        off: int,
         leg: Literal["prefill", "decode"],
         status: int,
         lost: bool,
     ) -> None:
+        request_id = self._pick(pick)
         up = {name: worker.up for name, worker in self.router.workers.items()}
-        self.send(LegFailed(self._pick(pick), generation, leg, status, "why", lost))
-        if generation != 0:
+        generation = self._generation(request_id, off)
+        if off == 0:
+            self.legs.pop((request_id, leg), None)
+        self.send(LegFailed(request_id, generation, leg, status, "why", lost))
+        if off != 0:
             assert up == {name: worker.up for name, worker in self.router.workers.items()}
 
     @rule(pick=picks)
@@ -242,7 +291,7 @@ class RouterMachine(RuleBasedStateMachine):
         assert set(self.terminal).isdisjoint(router.requests)
         assert not router.requests or self.wake_ns is not None, "a request without a deadline"
         for name, worker in router.workers.items():
-            mine = [i for i, (_, where) in self.legs.items() if where == name]
+            mine = [i for (i, _), where in self.legs.items() if where == name]
             assert worker.requests == len(mine)
             assert worker.tokens == sum(router.requests[i].weight for i in mine)
             self._check_kinds(name)
@@ -255,7 +304,8 @@ class RouterMachine(RuleBasedStateMachine):
         """A worker's prompts and answers, counted anew from the requests."""
         worker = self.router.workers[name]
         here = [r for r in self.router.requests.values() if name in (r.prefill, r.decode)]
-        prompts = [r for r in here if r.state in (Leg.PREFILLING, Leg.ONLY)]
+        prompts = [r for r in here if r.prefilling and r.prefill == name]
+        prompts += [r for r in here if r.state is Leg.ONLY]
         answers = [r for r in here if r.decode == name]
         assert worker.queued_tokens == sum(r.uncached for r in prompts)
         assert worker.sequences == len(answers)

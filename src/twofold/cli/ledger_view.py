@@ -35,6 +35,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     decode_worker: str | None = None
     why: str = ""
     routed: tuple[str, ...] = ()
+    recoveries: tuple[str, ...] = ()
 
 
 def ledger_of_answer(headers: Mapping[str, str], ttft_ms: float, e2e_ms: float) -> Ledger:
@@ -97,6 +98,7 @@ def _facts(ledger: Ledger) -> list[str]:
         lines.append(f"outcome {ledger.outcome}")
     if ledger.why:
         lines.append(f"why {ledger.why}")
+    lines += [f"failed leg: {line}" for line in ledger.recoveries]
     lines += [f"routed {line}" for line in ledger.routed]
     return lines
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -12,7 +12,16 @@ from twofold.cli.command import CommandError
 from twofold.cli.replay_progress import Bar
 from twofold.cli.replay_run import Job, lost, work
 from twofold.cli.replay_setting import Setting, handoff, links
-from twofold.cli.replay_values import crash, many, policy, scales, whole
+from twofold.cli.replay_values import (
+    crash,
+    failure_policy,
+    many,
+    one,
+    policy,
+    retries,
+    scales,
+    whole,
+)
 from twofold.cost.errors import CostError
 from twofold.plan.execute import Executor, executor
 from twofold.plan.ray import RayExecutor, RayMissing
@@ -26,12 +35,18 @@ from twofold.trace import TraceError
 
 T = TypeVar("T")
 A = TypeVar("A")
+Policies: TypeAlias = tuple[tuple[tuple[str, str], ...], ...]
 
 
 def jobs_of(args: argparse.Namespace, setting: Setting) -> list[Job]:
     """Every combination of what was given. Raises CommandError."""
     axes = _axes(args, setting)
-    like = msgspec.structs.replace(setting.like, crashes=many(args, "--crash", crash, ()))
+    like = msgspec.structs.replace(
+        setting.like,
+        crashes=many(args, "--crash", crash, ()),
+        retries=one(args, "--retries", retries, 1),
+        recompute_tokens_per_s=one(args, "--recompute-tokens-per-s", whole, 2_000),
+    )
     try:
         scenarios = combinations(like, axes, setting.machines)
         for scenario in _setups(scenarios):
@@ -64,11 +79,24 @@ def _axes(args: argparse.Namespace, setting: Setting) -> Axes:
         rate_scales=tuple(dict.fromkeys(rate for some in rates for rate in some)),
         chunks=many(args, "--chunk", whole, (engine.chunk_tokens,)),
         handoffs=many(args, "--handoff", handoff, (engine.handoff,)),
-        policies=many(args, "--policy", policy, ((),)),
+        policies=_policies(args),
         block_sizes=many(args, "--block-size", whole, (engine.block_size,)),
         kv_blocks=many(args, "--kv-blocks", whole, (0,)),
         max_num_seqs=many(args, "--max-num-seqs", whole, (engine.max_num_seqs,)),
         links=links(args),
+    )
+
+
+def _policies(args: argparse.Namespace) -> Policies:
+    """Every `--policy` with every `--failure-policy`. Raises CommandError where both name one."""
+    policies: Policies = many(args, "--policy", policy, ((),))
+    failures = many(args, "--failure-policy", failure_policy, ())
+    if not failures:
+        return policies
+    if any(kind == "failure" for some in policies for kind, _ in some):
+        raise CommandError("--failure-policy: --policy failure= says it too; leave one out")
+    return tuple(
+        tuple(sorted((*some, ("failure", name)))) for some in policies for name in failures
     )
 
 

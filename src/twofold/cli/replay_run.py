@@ -122,6 +122,7 @@ def _changes(
     read = -(-record.input_tokens // block_size)
     whole = -(-(record.input_tokens + record.output_tokens) // block_size)
     arrived = record.arrival_ns + phases.get("queue", 0) + phases.get("tokenise", 0)
+    arrived += phases.get("recovery", 0)
     begun = arrived + phases.get("prefill_queue", 0)
     done = begun + phases.get("prefill", 0)
     placed = record.token_times_ns[0] - phases.get("transfer", 0) - phases.get("first_step", 0)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from twofold.cli.command import CommandError
+from twofold.core.recovery import FAILURE_POLICIES, MOST_RETRIES
 from twofold.plan.sweep import rates
 from twofold.policy.admit import ADMISSIONS
 from twofold.policy.decode import DECODE_CHOICES
@@ -23,6 +24,7 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
     "decode": DECODE_CHOICES,
     "split": SPLIT_CHOICES,
     "admission": ADMISSIONS,
+    "failure": dict.fromkeys(FAILURE_POLICIES),
 }
 
 V = TypeVar("V")
@@ -144,6 +146,20 @@ def policy(text: str) -> tuple[tuple[str, str], ...]:
         if found.setdefault(kind, name) != name:
             raise ValueError(f"two policies for {kind}; repeat the flag to compare them")
     return tuple(sorted(found.items()))
+
+
+def failure_policy(text: str) -> str:
+    """The name of a failure policy. Raises ValueError."""
+    if text not in FAILURE_POLICIES:
+        raise ValueError(f"must be one of {', '.join(FAILURE_POLICIES)}")
+    return text
+
+
+def retries(text: str) -> int:
+    """How often a request may be retried. Raises ValueError."""
+    if not text.isdecimal() or not 1 <= int(text[:20]) <= MOST_RETRIES:
+        raise ValueError(f"must be a whole number from 1 to {MOST_RETRIES}")
+    return int(text)
 
 
 def crash(text: str) -> Crash:

@@ -178,6 +178,24 @@ class GatewayLimits(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Meta(ge=0, description="seconds per token that joint admission keeps to; 0: no goal"),
     ] = 0.0
+    failure_policy: Annotated[
+        str,
+        Meta(
+            description="what becomes of a request whose leg fails before its answer has begun",
+            extra={CHOICES: ("fail", "retry-pair", "recompute-on-decode", "mixed-pool")},
+        ),
+    ] = "fail"
+    retries: Annotated[
+        int, Meta(ge=1, le=8, description="with retry-pair: retries of one request, at most")
+    ] = 1
+    recompute_tokens_per_s: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="with recompute-on-decode: prompt tokens a second that all decode workers"
+            " together recompute, at most",
+        ),
+    ] = 2000
 
 
 class GatewaySettings(GatewayLimits, frozen=True, kw_only=True):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 from twofold.core.fleet import Fleet, Load
 from twofold.policy.admit import ADMISSIONS, Admission
-from twofold.policy.choice import Choice, lookup
+from twofold.policy.choice import Choice, Named, lookup
 from twofold.policy.decode import DECODE_CHOICES, DecodeChoice
 from twofold.policy.prefill import PREFILL_CHOICES, PrefillChoice
 from twofold.policy.prefill import READ_PREFIXES as PREFILL_READS
@@ -20,6 +21,8 @@ from twofold.policy.views import (
     projected_ttft_ns,
     work_ns,
 )
+
+_View = TypeVar("_View", bound=Named)
 
 
 class Refusal(NamedTuple):
@@ -85,10 +88,15 @@ class Placer:
         """Why no request could be placed now, or None."""
         return None if self.fleet.up("mixed") else self.fleet.pair_fault()
 
-    def place(self, load: Load, time_left_ns: int) -> Placement | Refusal:
-        """Where the request goes first; the one that writes its answer may be chosen later."""
+    def place(
+        self, load: Load, time_left_ns: int, avoid: Sequence[str] = ()
+    ) -> Placement | Refusal:
+        """Where the request goes first; the one that writes its answer may be chosen later.
+
+        Workers to `avoid` are taken only where there are no others.
+        """
         incoming = self._incoming(load)
-        views = self.fleet.prefill_views(load)
+        views = _others(self.fleet.prefill_views(load), avoid)
         chosen = self._prefill(views, incoming)
         remote = next((view for view in views if view.name == chosen.worker), None)
         all_of_them = self._looks_at_all or remote is None
@@ -96,7 +104,7 @@ class Placer:
             SplitView(
                 incoming,
                 remote,
-                self.fleet.whole_views(load) if all_of_them else (),
+                tuple(_others(self.fleet.whole_views(load), avoid)) if all_of_them else (),
                 self._local_below_tokens,
                 self._mixed_above_tokens,
             )
@@ -118,10 +126,10 @@ class Placer:
         )
         return Placement(whole.worker, True, fallback, (whole,))
 
-    def place_answer(self, load: Load, prefill: str) -> Choice:
+    def place_answer(self, load: Load, prefill: str, avoid: Sequence[str] = ()) -> Choice:
         """Which decode worker takes over from `prefill`, by the loads of this moment."""
         views = self.fleet.decode_views(self.fleet.partners(prefill))
-        return self._decode(views, self._incoming(load))
+        return self._decode(_others(views, avoid), self._incoming(load))
 
     def _incoming(self, load: Load) -> Incoming:
         return Incoming(
@@ -159,3 +167,10 @@ class Placer:
         if verdict.admitted:
             return None
         return Refusal(429, "over_capacity", verdict.reason, verdict.retry_after_s)
+
+
+def _others(views: Sequence[_View], avoid: Sequence[str]) -> Sequence[_View]:
+    """Those not to be avoided, or all where that is none."""
+    if not avoid:
+        return views
+    return [view for view in views if view.name not in avoid] or views

@@ -2,20 +2,30 @@
 
     state       Arrive  PrefillDone    DecodeStarted  LegEnded  LegFailed    ClientGone, deadline
     (none)      1       -              -              -         -            -
-    PREFILLING  -       HANDOFF  2     -              -         answered  3  cancel prefill
-    HANDOFF     -       -              STREAMING      -         answered  3  cancel decode, release
-    ONLY        -       -              STREAMING      -         answered  3  cancel decode
+    PREFILLING  -       HANDOFF  2     -              -         5         3  cancel prefill
+    HANDOFF     -       -              STREAMING      -         5, release   cancel decode, release
+    ONLY        -       -              STREAMING      -         5         3  cancel decode
     STREAMING   -       -              -              finished  cut          cancel decode
-    BOTH        -       HANDOFF        STREAMING      -         answered  4  cancel both
+    BOTH        -       HANDOFF        STREAMING      -         5         4  cancel both
 
     1  PREFILLING or ONLY as the split policy says (unless told otherwise: PREFILLING when a
        prefill and a decode worker of equal layout are up, else ONLY when a mixed worker is up),
        else refused: 503, or 429 when there is too much in flight or admission says no.
     2  The decode worker is chosen now, by its load now: pulling does not need it earlier.
-       None left: answered 502, and the prefill worker is told to free the KV.
-    3  A worker's own 4xx passes as it is; anything else is 502. In HANDOFF the KV is released.
+       None left: the prefill worker is told to free the KV, and 5.
+    3  A worker's own 4xx passes as it is, and so does 504; in HANDOFF the KV is released.
     4  Where KV is pushed both legs leave at once: BOTH instead of PREFILLING. When one fails the
        other is cancelled; a prefill leg that fails once the answer streams is of no consequence.
+    5  What the worker is to blame for goes by the failure policy, once the old attempt's other
+       leg is cancelled, its KV released and its workers are not charged with it any more:
+
+       fail                  answered 502
+       retry-pair            a new generation, as 1
+       recompute-on-decode   a new generation, ONLY at a decode or mixed worker, within a budget
+       mixed-pool            a new generation, ONLY at a mixed worker
+
+       Where that has been done often enough, or cannot be: answered 502. Either way a `Recovery`
+       says so. The deadline stays that of the arrival. See `twofold.core.recovery`.
 
 Every state but (none) holds a deadline. Each message carries the generation of its leg; one that
 does not match is late, and is dropped. Exactly one `Terminal` per request.
@@ -23,14 +33,13 @@ does not match is late, and is dropped. Exactly one `Terminal` per request.
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import Final, Literal
-
-import msgspec
 
 from twofold.core.fleet import RouterWorker
 from twofold.core.handoff import MODES
 from twofold.core.placement import Placement, Placer, Refusal
+from twofold.core.recovery import FAIL, Rescuer, Unplaced, may_recover
+from twofold.core.routed import Leg, Outcome, Routed, RouterCounts
 from twofold.core.timers import Timers
 from twofold.messages import (
     Arrive,
@@ -41,6 +50,7 @@ from twofold.messages import (
     LegEnded,
     LegFailed,
     PrefillDone,
+    Recovery,
     ReleaseHeld,
     Reply,
     RouterEffect,
@@ -58,58 +68,8 @@ from twofold.policy.lengths import reserve_tokens
 from twofold.types import RequestId
 
 Effects = list[RouterEffect]
-Outcome = Literal["finished", "refused", "failed", "cancelled"]
-
-
-class Leg(IntEnum):
-    """Where a request stands; see the table above."""
-
-    PREFILLING = 1
-    HANDOFF = 2
-    ONLY = 3
-    STREAMING = 4
-    BOTH = 5
-
-
+LegName = Literal["prefill", "decode"]
 _STARTING: Final = (Leg.HANDOFF, Leg.ONLY, Leg.BOTH)
-
-
-class Routed(msgspec.Struct, kw_only=True):
-    """A request in flight: what it asks for, where it is, and why it is there.
-
-    `sent_ns` and `started_ns` are of the leg under way: when it left, when its answer began.
-    """
-
-    id: RequestId
-    weight: int
-    state: Leg
-    generation: int = 0
-    prefill: str = ""
-    decode: str = ""
-    number: int = 0
-    uncached: int = 0
-    need_blocks: int = 0
-    output_tokens: int = 0
-    predicted_tokens: int = 0
-    block_keys: tuple[int, ...] = ()
-    block_tokens: int = 0
-    sent_ns: int = 0
-    started_ns: int = 0
-    prefilling: bool = False
-    choices: tuple[Choice, ...] = ()
-
-
-class RouterCounts(msgspec.Struct):
-    """Requests by end. `received` is the sum of the others and of those in flight."""
-
-    received: int = 0
-    finished: int = 0
-    refused: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    remote: int = 0  # sent over two legs
-    local: int = 0  # sent to a mixed worker
-    fallback: int = 0  # of the local ones: a pair was configured, but none could be used
 
 
 class Router:
@@ -121,6 +81,8 @@ class Router:
     request's own deadline counts all the same). `prefill_budget_tokens` bounds each prefill
     queue, 0 for no bound. `local_below_tokens` and `mixed_above_tokens` are the limits of the
     split policies that have one. `prefix_keys` bounds what is remembered of each worker's cache.
+    `failure_policy` is one of `twofold.core.recovery`, with at most `retries` retries of a
+    request, or `recompute_tokens_per_s` prompt tokens recomputed per second over all requests.
     """
 
     def __init__(
@@ -139,6 +101,9 @@ class Router:
         local_below_tokens: int = 512,
         mixed_above_tokens: int = 8192,
         prefix_keys: int = 65_536,
+        failure_policy: str = "fail",
+        retries: int = 1,
+        recompute_tokens_per_s: int = 2_000,
     ) -> None:
         self._placer = Placer(
             prefill_policy=prefill_policy,
@@ -152,6 +117,12 @@ class Router:
             local_below_tokens=local_below_tokens,
             mixed_above_tokens=mixed_above_tokens,
             prefix_keys=prefix_keys,
+        )
+        self._rescuer = Rescuer(
+            self._placer,
+            policy=failure_policy,
+            retries=retries,
+            recompute_tokens_per_s=recompute_tokens_per_s,
         )
         self._fleet = self._placer.fleet
         self.requests: dict[RequestId, Routed] = {}
@@ -222,16 +193,18 @@ class Router:
             predicted_tokens=message.predicted_tokens,
             block_keys=message.block_keys,
             block_tokens=message.block_tokens,
-            sent_ns=now_ns,
+            deadline_ns=now_ns + message.time_left_ns if message.time_left_ns else 0,
         )
         placed = self._placer.place(request, message.time_left_ns)
         if isinstance(placed, Refusal):
             self._refuse(request.id, placed, placed.reason, out)
             return
-        self._send_first(request, placed, now_ns, out)
         self.requests[request.id] = request
-        if message.time_left_ns:
-            self._timers.set(("deadline", request.id), now_ns + message.time_left_ns)
+        if request.deadline_ns:
+            self._timers.set(("deadline", request.id), request.deadline_ns)
+        self.counts.local += placed.whole
+        self.counts.remote += not placed.whole
+        self._send_first(request, placed, now_ns, out)
 
     def _refuse(self, request_id: RequestId, refusal: Refusal, reason: str, out: Effects) -> None:
         status, code, text, retry_after_s = refusal
@@ -240,7 +213,8 @@ class Router:
 
     def _send_first(self, request: Routed, placed: Placement, now_ns: int, out: Effects) -> None:
         worker = placed.worker
-        request.choices = placed.choices
+        request.choices += placed.choices
+        request.sent_ns = now_ns
         request.uncached = self._fleet.uncached(worker, request)
         self._fleet.leg(worker, request, +1)
         self._fleet.prompt(worker, request, +1, now_ns)
@@ -248,14 +222,13 @@ class Router:
             request.state = Leg.ONLY
             request.decode = worker
             self._fleet.answer(worker, request, +1)
-            self.counts.local += 1
             self.counts.fallback += placed.fallback
             out.append(SendDecode(request.id, request.generation, worker, remote=False))
         else:
+            request.state = Leg.PREFILLING
             request.prefill = worker
             request.prefilling = True
             self._fleet.come(request, +1)
-            self.counts.remote += 1
             out.append(SendPrefill(request.id, request.generation, worker))
             if self._at_once:
                 request.state = Leg.BOTH
@@ -279,7 +252,7 @@ class Router:
             self._prefill_over(request, now_ns)
             if request.state is Leg.PREFILLING:
                 self._send_decode(request, now_ns, out)
-            if request.state is Leg.BOTH:
+            elif request.state is Leg.BOTH:
                 request.state = Leg.HANDOFF
         elif isinstance(message, DecodeStarted) and request.state in _STARTING:
             self._started(request, now_ns)
@@ -294,12 +267,11 @@ class Router:
         if request.state is Leg.PREFILLING:
             request.state = Leg.HANDOFF
             request.sent_ns = now_ns
-        chosen = self._placer.place_answer(request, request.prefill)
+        chosen = self._placer.place_answer(request, request.prefill, request.avoid)
         if not chosen.worker:
+            self._let_go("decode", request, out)
             reason = self.pair_fault() or chosen.reason
-            out.append(ReleaseHeld(request.id, request.generation, request.prefill))
-            out.append(Reply(request.id, 502, "decode_unavailable", reason))
-            self._end(request, "failed", reason, now_ns, out)
+            self._again_or_fail(request, "decode_unavailable", reason, now_ns, out)
             return
         request.decode = chosen.worker
         request.choices += (chosen,)
@@ -325,17 +297,17 @@ class Router:
         if of_prefill and request.state is Leg.STREAMING:
             self._prefill_over(request, now_ns)  # decode has all that it needs
             return
-        if request.state is Leg.BOTH:
-            cancel = CancelLeg(request.id, request.generation, "decode", request.decode)
-            if not of_prefill:
-                cancel = CancelLeg(request.id, request.generation, "prefill", request.prefill)
-            out.append(cancel)
         if request.state is Leg.STREAMING:
             out.append(Cut(request.id, message.reason))
             self._end(request, "failed", message.reason, now_ns, out)
             return
-        if request.state is Leg.HANDOFF:
-            out.append(ReleaseHeld(request.id, request.generation, request.prefill))
+        self._let_go(message.leg, request, out)
+        if may_recover(request, message.status, now_ns):
+            # KV that does not arrive may be the fault of either end.
+            failed = (request.prefill,) if of_prefill else (request.prefill, request.decode)
+            request.avoid += tuple([w for w in failed if w and w not in request.avoid])
+            self._again_or_fail(request, f"{message.leg}_failed", message.reason, now_ns, out)
+            return
         own_fault = 400 <= message.status < 500
         if own_fault or message.status == 504:
             out.append(Reply(request.id, 0, "", message.reason))
@@ -343,6 +315,34 @@ class Router:
             out.append(Reply(request.id, 502, f"{message.leg}_failed", message.reason))
         outcome: Outcome = "refused" if own_fault else "failed"
         self._end(request, outcome, message.reason, now_ns, out)
+
+    def _let_go(self, failed: LegName, request: Routed, out: Effects) -> None:
+        """Nothing is left of an attempt at the worker of the leg that has not failed."""
+        if request.state is Leg.HANDOFF:
+            out.append(ReleaseHeld(request.id, request.generation, request.prefill))
+        elif request.state is Leg.BOTH and failed == "prefill":
+            out.append(CancelLeg(request.id, request.generation, "decode", request.decode))
+        elif request.state is Leg.BOTH:
+            out.append(CancelLeg(request.id, request.generation, "prefill", request.prefill))
+
+    def _again_or_fail(
+        self, request: Routed, code: str, reason: str, now_ns: int, out: Effects
+    ) -> None:
+        """An attempt is over, with nothing of it left anywhere: what the failure policy says."""
+        self._discharge(request, now_ns)
+        if self._rescuer.policy != FAIL:
+            rescue = self._rescuer.rescue(request, now_ns)
+            result = rescue.result if isinstance(rescue, Unplaced) else self._rescuer.result()
+            setattr(self.counts, result, getattr(self.counts, result) + 1)
+            out.append(Recovery(request.id, request.generation, result, reason))
+            if not isinstance(rescue, Unplaced):
+                request.generation += 1
+                request.choices += (Choice("", f"{result} since {reason}"),)
+                self._send_first(request, rescue, now_ns, out)
+                return
+            reason = f"{reason}; {self._rescuer.policy}: {rescue.reason}"
+        out.append(Reply(request.id, 502, code, reason))
+        self._end(request, "failed", reason, now_ns, out)
 
     def _deadline(self, request: Routed, now_ns: int, out: Effects) -> None:
         self._cancel_legs(request, out)
@@ -369,6 +369,11 @@ class Router:
     ) -> None:
         del self.requests[request.id]
         self._timers.cancel(("deadline", request.id))
+        self._discharge(request, now_ns)
+        self._count_end(request.id, outcome, reason, out)
+
+    def _discharge(self, request: Routed, now_ns: int) -> None:
+        """No worker is charged with the request any more."""
         if request.prefilling:
             self._prefill_over(request, now_ns)
         if request.decode:
@@ -376,7 +381,7 @@ class Router:
             self._fleet.answer(request.decode, request, -1)
             if request.state is Leg.ONLY:
                 self._fleet.prompt(request.decode, request, -1, now_ns)
-        self._count_end(request.id, outcome, reason, out)
+        request.prefill = request.decode = ""
 
     def _prefill_over(self, request: Routed, now_ns: int) -> None:
         request.prefilling = False

@@ -39,6 +39,7 @@ from twofold.messages import (
     LegEnded,
     LegFailed,
     PrefillDone,
+    Recovery,
     ReleaseHeld,
     Reply,
     RouterEffect,
@@ -79,6 +80,9 @@ class Gateway:
         admission: str = "none",
         slo_ttft_s: float = 0.0,
         slo_tpot_s: float = 0.0,
+        failure_policy: str = "fail",
+        retries: int = 1,
+        recompute_tokens_per_s: int = 2_000,
         clock: Clock | None = None,
     ) -> None:
         self.clock = clock or LoopClock()
@@ -91,6 +95,9 @@ class Gateway:
             admission=admission,
             ttft_goal_ns=seconds_to_ns(slo_ttft_s),
             tpot_goal_ns=seconds_to_ns(slo_tpot_s),
+            failure_policy=failure_policy,
+            retries=retries,
+            recompute_tokens_per_s=recompute_tokens_per_s,
         )
         self.workers = {address.name: Worker(address, self.clock) for address in workers}
         self.metrics = GatewayMetrics([(a.name, a.role) for a in workers])
@@ -122,15 +129,6 @@ class Gateway:
             self._timer.cancel()
         for worker in self.workers.values():
             worker.upstream.close()
-
-    def models(self) -> dict[str, int]:
-        """Names that can be asked for now, with the largest max_model_len of their workers."""
-        found: dict[str, int] = {}
-        for worker in self.workers.values():
-            if worker.identity is not None:
-                name = worker.identity.model
-                found[name] = max(found.get(name, 0), worker.identity.max_model_len)
-        return found
 
     def unready(self) -> str | None:
         """Why no request could be served now, or None."""
@@ -231,6 +229,8 @@ class Gateway:
                 session.cancel(effect.leg)
             case ReleaseHeld():
                 self._release(session, effect)
+            case Recovery():
+                self._recover(session, effect)
             case Reply():
                 session.send_error(effect.status, effect.code, effect.reason, effect.retry_after_s)
             case Cut():
@@ -376,6 +376,11 @@ class Gateway:
         failed = LegFailed(session.number, generation, leg, 0, f"{worker}: {reason}", lost=True)
         self._tell_router(failed)
         self._watcher.lost(self.workers[worker])
+
+    def _recover(self, session: Session, effect: Recovery) -> None:
+        self.metrics.recovered(effect.result)
+        session.recover(effect)
+        log.warning("%s %s", session.request.request_id, session.recoveries[-1])
 
     def _release(self, session: Session, effect: ReleaseHeld) -> None:
         """Tell the prefill worker that nobody comes for the KV. Its lease bounds a lost message."""

@@ -41,6 +41,9 @@ async def _serve(settings: GatewaySettings) -> int:
         admission=settings.admission,
         slo_ttft_s=settings.slo_ttft_s,
         slo_tpot_s=settings.slo_tpot_s,
+        failure_policy=settings.failure_policy,
+        retries=settings.retries,
+        recompute_tokens_per_s=settings.recompute_tokens_per_s,
     )
     public = HttpServer(
         PublicApi(gateway).handle,

@@ -10,7 +10,7 @@ import msgspec
 
 from twofold.live.exchange import Exchange, Request
 from twofold.live.gateway import Gateway
-from twofold.live.gateway_watch import Worker
+from twofold.live.gateway_watch import Worker, models_of
 from twofold.live.leg import Head, Leg
 from twofold.live.openai import (
     ApiError,
@@ -67,7 +67,7 @@ class PublicApi:
         return handle
 
     def _check_model(self, model: str) -> None:
-        models = self._gateway.models()
+        models = models_of(self._gateway.workers.values())
         if not models:
             reason = self._gateway.unready() or "no worker answers yet"
             raise ApiError(503, "not_ready", reason, retry_after_s=1)
@@ -77,7 +77,7 @@ class PublicApi:
             raise ApiError(404, "model_not_found", text, "model")
 
     def _models(self, request: Request, exchange: Exchange) -> None:
-        models = self._gateway.models()
+        models = models_of(self._gateway.workers.values())
         wanted = request.path.removeprefix("/v1/models").lstrip("/")
         if not wanted:
             exchange.respond(200, models_body(sorted(models.items()), self._started_s))

@@ -11,6 +11,7 @@ from twofold.live.exchange import EVENT_STREAM, Exchange, Header, Request
 from twofold.live.gateway_legs import Handle, LegName
 from twofold.live.leg import Head, Leg
 from twofold.live.openai import error_body, error_event
+from twofold.messages import Recovery
 from twofold.metrics.ledger import Ledger, balance, format_server_timing, parse_server_timing
 from twofold.metrics.ledger import Leg as LegTime
 from twofold.types import ns_to_ms
@@ -19,6 +20,7 @@ _KEPT_HEADERS: Final = ("retry-after", "www-authenticate")
 _DONE: Final = b"data: [DONE]"
 _TAIL_BYTES: Final = 64
 TRANSFERRED: Final = "x-twofold-transferred"
+ATTEMPTS: Final = "x-twofold-attempts"
 
 
 class Ended(msgspec.Struct, kw_only=True):
@@ -35,6 +37,7 @@ class Ended(msgspec.Struct, kw_only=True):
     prefill_worker: str
     decode_worker: str
     generation: int
+    recoveries: tuple[str, ...]
     n_output: int | None
     n_events: int
     stream: bool
@@ -80,7 +83,10 @@ class Session:
         self.ledger: Ledger | None = None
         self.ttft_ns = 0
         self._tail = b""
+        self.recoveries: tuple[str, ...] = ()
+        """What the failure policy made of legs that failed, in order: "retried since ..."."""
         self._first_sent_ns = 0
+        self._attempt_sent_ns = 0
         self._sent_ns: dict[LegName, int] = {}
         self._legs: list[LegTime] = []
 
@@ -90,6 +96,20 @@ class Session:
         """A leg leaves now."""
         self._sent_ns[name] = now_ns
         self._first_sent_ns = self._first_sent_ns or now_ns
+        self._attempt_sent_ns = self._attempt_sent_ns or now_ns
+
+    def recover(self, effect: Recovery) -> None:
+        """A leg has failed. If another attempt follows, nothing of the old one counts for it."""
+        self.recoveries += (f"{effect.result.replace('_', ' ')} since {effect.reason}",)
+        if not effect.sent_again:
+            return
+        self.cancel("prefill", "decode")
+        self.legs.clear()
+        self.prefill_worker = self.decode_worker = ""
+        self.handle = self.error_answer = None
+        self._attempt_sent_ns = 0
+        self._sent_ns.clear()
+        self._legs.clear()
 
     def leg_answered(self, name: LegName, head: Head, now_ns: int) -> None:
         """A leg's head came now. Where both run at once, decode's time contains the other's."""
@@ -109,12 +129,16 @@ class Session:
         received_ns = self.request.received_ns
         self.ttft_ns = now_ns - received_ns
         queue_ns = self._first_sent_ns - received_ns
-        self.ledger = balance(self.ttft_ns, queue_ns, self._legs)
+        recovery_ns = self._attempt_sent_ns - self._first_sent_ns
+        self.ledger = balance(self.ttft_ns, queue_ns, self._legs, recovery_ns)
         return self.ledger
 
     def _answer_headers(self, ledger: Ledger) -> list[Header]:
         timing = format_server_timing({**ledger.as_ns(), "ttft": self.ttft_ns})
-        return [("server-timing", timing), (TRANSFERRED, str(self.transferred_bytes))]
+        headers = [("server-timing", timing), (TRANSFERRED, str(self.transferred_bytes))]
+        if self.generation:
+            headers.append((ATTEMPTS, str(self.generation + 1)))
+        return headers
 
     # --------------------------------------------------------------------------- answers
 
@@ -219,6 +243,7 @@ class Session:
             prefill_worker=self.prefill_worker,
             decode_worker=self.decode_worker,
             generation=self.generation,
+            recoveries=self.recoveries,
             n_output=self.n_output,
             n_events=self.n_events,
             stream=self.stream,

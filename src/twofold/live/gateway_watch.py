@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -48,6 +48,16 @@ class Worker:
         self.identity: Identity | None = None
         self.why = "has not answered yet"
         self.poll_now = asyncio.Event()
+
+
+def models_of(workers: Iterable[Worker]) -> dict[str, int]:
+    """Names that can be asked for now, with the largest max_model_len of their workers."""
+    found: dict[str, int] = {}
+    for worker in workers:
+        if worker.identity is not None:
+            name = worker.identity.model
+            found[name] = max(found.get(name, 0), worker.identity.max_model_len)
+    return found
 
 
 class Watcher:

@@ -134,6 +134,29 @@ class ReleaseHeld(Plain, frozen=True):
     worker: str
 
 
+RecoveryResult: TypeAlias = Literal[
+    "retried", "recomputed", "moved", "exhausted", "over_budget", "no_place"
+]
+
+
+class Recovery(Plain, frozen=True):
+    """A leg of attempt `generation` failed for `reason`; what the failure policy makes of it.
+
+    `retried`, `recomputed` and `moved`: the request is sent again, by the effects that follow.
+    `exhausted`, `over_budget` and `no_place`: it cannot be, and fails.
+    """
+
+    request_id: RequestId
+    generation: int
+    result: RecoveryResult
+    reason: str
+
+    @property
+    def sent_again(self) -> bool:
+        """Whether another attempt follows."""
+        return self.result in ("retried", "recomputed", "moved")
+
+
 class Reply(Plain, frozen=True):
     """Answer the client with an error, since none of the answer has gone out yet.
 
@@ -163,5 +186,5 @@ class Terminal(Plain, frozen=True):
 
 
 RouterEffect: TypeAlias = (
-    SendPrefill | SendDecode | CancelLeg | ReleaseHeld | Reply | Cut | Terminal | WakeAt
+    SendPrefill | SendDecode | CancelLeg | ReleaseHeld | Recovery | Reply | Cut | Terminal | WakeAt
 )

@@ -19,11 +19,13 @@ def digest(records: Iterable[RequestRecord]) -> str:
     sha = hashlib.sha256()
     encode = msgspec.msgpack.Encoder().encode
     for r in records:
-        fields = (
+        fields: tuple[object, ...] = (
             (r.request_id, r.klass, r.arrival_ns, r.end_ns, r.input_tokens, r.output_tokens),
             (r.outcome, r.reason, r.prefill, r.decode, r.n_cached, r.n_preempted, r.n_bytes),
             list(r.token_times_ns),
             sorted(r.phases_ns.items()),
         )
+        if r.recoveries:  # what never happened adds nothing
+            fields = (*fields, r.recoveries)
         sha.update(encode(fields))
     return sha.hexdigest()

@@ -20,6 +20,7 @@ from twofold.types import NS_PER_MS, ns_to_ms
 
 PHASES: Final = (
     "queue",
+    "recovery",
     "tokenise",
     "prefill_queue",
     "prefill",
@@ -31,10 +32,11 @@ PHASES: Final = (
     "relay",
     "unattributed",
 )
-"""In the order in which they happen. `decode` is above 0 only for answers that are not streamed:
-their first byte leaves when the whole answer is there."""
+"""In the order in which they happen. `recovery` is what attempts took that failed, named only
+where there were some; the phases after it are of the attempt that answered. `decode` is above 0
+only for answers that are not streamed: their first byte leaves when the whole answer is there."""
 
-WORKER_PHASES: Final = PHASES[1:9]
+WORKER_PHASES: Final = PHASES[2:10]
 """What a worker may say of its leg."""
 
 _ENTRY: Final = re.compile(r"\s*([A-Za-z0-9_!#$%&'*+.^`|~-]+)((?:\s*;[^;]*)*)\s*")
@@ -45,6 +47,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     """One request's phases, all in nanoseconds; `ttft_ns` is their sum."""
 
     queue_ns: int = 0
+    recovery_ns: int = 0
     tokenise_ns: int = 0
     prefill_queue_ns: int = 0
     prefill_ns: int = 0
@@ -63,7 +66,10 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
 
     def as_ns(self) -> dict[str, int]:
         """The phases by name, in order."""
-        return dict(zip(PHASES, _ALL_NS(self), strict=True))
+        phases = dict(zip(PHASES, _ALL_NS(self), strict=True))
+        if not self.recovery_ns:
+            del phases["recovery"]
+        return phases
 
     def as_ms(self) -> dict[str, float]:
         """The phases by name in milliseconds, to the microsecond."""
@@ -82,9 +88,10 @@ class Leg(msgspec.Struct, frozen=True, kw_only=True):
     phases_ns: dict[str, int]
 
 
-def balance(ttft_ns: int, queue_ns: int, legs: Sequence[Leg]) -> Ledger:
+def balance(ttft_ns: int, queue_ns: int, legs: Sequence[Leg], recovery_ns: int = 0) -> Ledger:
     """The ledger of a request whose first leg left `queue_ns` after its arrival.
 
+    `legs` are those of the attempt that answered, which began `recovery_ns` after the first one.
     A worker that says nothing of its total is taken to account for the whole leg; one that
     claims more than the leg took is cut to that. Phases of equal name are added up.
     """
@@ -103,8 +110,9 @@ def balance(ttft_ns: int, queue_ns: int, legs: Sequence[Leg]) -> Ledger:
         unattributed_ns += total_ns - known_ns
     return Ledger(
         queue_ns=queue_ns,
+        recovery_ns=recovery_ns,
         **named,
-        relay_ns=ttft_ns - queue_ns - worker_ns,
+        relay_ns=ttft_ns - queue_ns - recovery_ns - worker_ns,
         unattributed_ns=unattributed_ns,
     )
 

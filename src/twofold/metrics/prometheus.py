@@ -22,6 +22,10 @@ from twofold.types import NS_PER_S
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 OUTCOMES: Final = ("finished", "failed", "refused", "cancelled")
+RECOVERIES: Final = (
+    *("retried", "recomputed", "moved"),
+    *("exhausted", "over_budget", "no_place"),
+)
 
 _TTFT_EDGES_S: Final = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75),
@@ -71,6 +75,13 @@ class GatewayMetrics:
         self._transferred = Counter(
             "twofold_kv_transferred_bytes", "KV bytes handed over, as workers say.", registry=r
         )
+        recoveries = Counter(
+            "twofold_recoveries",
+            "Legs that failed before an answer began, by what the failure policy made of it.",
+            ["result"],
+            registry=r,
+        )
+        self._recoveries = {name: recoveries.labels(name) for name in RECOVERIES}
         legs = Counter(
             "twofold_legs", "Legs sent to a worker.", ["worker", "role", "leg"], registry=r
         )
@@ -90,6 +101,10 @@ class GatewayMetrics:
     def invalid(self) -> None:
         """A request was answered as invalid."""
         self._invalid.inc()
+
+    def recovered(self, result: str) -> None:
+        """A leg failed before the answer began; `result` is one of `RECOVERIES`."""
+        self._recoveries[result].inc()
 
     def leg_sent(self, worker: str, leg: str) -> None:
         """A leg was sent."""

@@ -14,7 +14,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     `token_times_ns` has one entry per token that reached the client. `phases_ns` sums to the
     TTFT and is empty without a first token. `prefill` and `decode` name workers; `prefill` is
     empty when one worker did all, both when the request was never sent. `n_bytes` of KV were
-    moved for it.
+    moved for it. `recoveries` are what the failure policy made of its legs that failed, in order,
+    by the names of `twofold.messages.Recovery.result`; workers are those of the last attempt.
     """
 
     request_id: int
@@ -32,6 +33,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     n_cached: int = 0
     n_preempted: int = 0
     n_bytes: int = 0
+    recoveries: tuple[str, ...] = ()
 
     @property
     def ttft_ns(self) -> int | None:

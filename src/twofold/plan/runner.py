@@ -97,6 +97,8 @@ def _router(scenario: Scenario) -> dict[str, Any]:
         names.get(kind, f"{kind}_policy"): name for kind, name in scenario.policies
     }
     found["seed"] = scenario.seed
+    found["retries"] = scenario.retries
+    found["recompute_tokens_per_s"] = scenario.recompute_tokens_per_s
     for key, goal_ms in (
         ("ttft_goal_ns", scenario.slo.ttft_ms),
         ("tpot_goal_ns", scenario.slo.tpot_ms),

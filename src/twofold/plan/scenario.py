@@ -59,7 +59,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """One run. `hardware` has one entry for each of `pools`.
 
     `link_bytes_per_s` is of each accelerator's link, 0 for what such machines usually have.
-    `policies` are (which, name) pairs in order of which.
+    `policies` are (which, name) pairs in order of which; `retries` and `recompute_tokens_per_s`
+    bound those of failure.
     """
 
     workload: Workload
@@ -71,6 +72,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     slo: Slo = Slo()
     attainment: float = 0.9
     policies: tuple[tuple[str, str], ...] = ()
+    retries: int = 1
+    recompute_tokens_per_s: int = 2_000
     crashes: tuple[Crash, ...] = ()
     seed: int = 0
 

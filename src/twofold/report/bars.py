@@ -15,7 +15,7 @@ _WIDTH: Final = 620.0
 _MOST_BARS: Final = 16
 _ROW: Final = 30.0
 _TALL: Final = 22.0
-WAITS: Final = frozenset({"queue", "prefill_queue", "handoff_wait", "decode_queue"})
+WAITS: Final = frozenset({"queue", "recovery", "prefill_queue", "handoff_wait", "decode_queue"})
 """Phases in which a request only waits: hatched, so that they show without colour."""
 
 

@@ -21,7 +21,7 @@ from twofold.report.results import Header
 
 GATEWAY: Final = "gateway"
 _ON_PREFILL: Final = frozenset({"tokenise", "prefill_queue", "prefill"})
-_ON_GATEWAY: Final = frozenset({"queue", "relay", "unattributed"})
+_ON_GATEWAY: Final = frozenset({"queue", "recovery", "relay", "unattributed"})
 _ROLES: Final = ("prefill", "mixed", "decode")
 _TOKENS: Final = "answer"
 

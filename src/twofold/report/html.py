@@ -16,6 +16,7 @@ from twofold.report.setups import (
     meets_goal,
     per_gpu,
     reading,
+    recoveries,
     setups_of,
     shown_runs,
     side_by_side,
@@ -298,6 +299,8 @@ def _columns(
     if any(run.lost for run in runs):
         found.append(("refused", lambda run: number(run.refused), lambda run: run.refused, -1))
         found.append(("failed", lambda run: number(run.failed), lambda run: run.failed, -1))
+    if any(run.recoveries for run in runs):
+        found.append(("legs that failed", recoveries, None, 0))
     if any(run.slots_peak is not None for run in runs):
         found.append(("slots at peak", _slots, None, 0))
     if any(run.cost_per_hour is not None for run in runs):

@@ -34,6 +34,7 @@ _COLOURS: Final = (
 )
 _PHASES: Final = {
     "queue": ("#f6e3b0", "///"),
+    "recovery": ("#d9a8a0", "///"),
     "tokenise": ("#9ad0d6", ""),
     "prefill_queue": ("#f0b95a", "///"),
     "prefill": ("#3b7ddd", ""),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -67,7 +68,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     `goodput_per_gpu` is null without `gpus`; from a plan it is the highest rate per GPU that
     still meets the goal, else this run's own. `slots_peak` of `slots` decode slots were held at
     once. `phases_ms` sum to the TTFT in their means, not in their percentiles. `digest` is the
-    SHA-256 over the outcome of every request, in order.
+    SHA-256 over the outcome of every request, in order. `recoveries` counts what the failure policy
+    made of legs that failed: retried, recomputed, moved; exhausted, over_budget, no_place.
     """
 
     pools: str
@@ -100,6 +102,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     slots: int | None = None
     slots_peak: int | None = None
     queues: Queues | None = None
+    recoveries: dict[str, int] = msgspec.field(default_factory=dict)
 
     @property
     def lost(self) -> int:
@@ -197,6 +200,7 @@ def run_of(
         phases_ms={name: measure(found) for name, found in figures.phases_ms.items()},
         buckets=buckets_of(records, slo),
         digest=digest_of(records) if digest is None else digest,
+        recoveries=dict(sorted(Counter(name for r in records for name in r.recoveries).items())),
         gpus=gpus,
         **rest,
     )

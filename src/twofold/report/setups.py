@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from twofold.report.results import Goal, Plan, Replay, Run
-from twofold.report.words import count, milliseconds, number, percent, scale, shorten, whole_percent
+from twofold.report.words import (
+    count,
+    milliseconds,
+    number,
+    percent,
+    scale,
+    shorten,
+    spoken,
+    whole_percent,
+)
 
 MOST_SHORT: Final = 24
 
@@ -250,3 +259,8 @@ def _held(setup: Setup, goal: Goal) -> str:
     if held is setup.runs[-1]:
         return f"{setup.name} holds the goal up to the highest rate tried, {at}."
     return f"{setup.name} holds the goal up to {at}."
+
+
+def recoveries(run: Run) -> str:
+    """What the failure policy made of legs that failed: "3 retried, 1 exhausted"."""
+    return ", ".join(f"{n:,} {spoken(name)}" for name, n in run.recoveries.items())

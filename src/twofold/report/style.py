@@ -101,6 +101,7 @@ svg .in.h3, svg .in.h4 { fill: var(--hot-ink); }
 .p-prefill_queue { fill: var(--prefill-queue); }
 .p-handoff_wait { fill: var(--handoff-wait); }
 .p-decode_queue { fill: var(--decode-queue); }
+.p-recovery { fill: var(--handoff-wait); }
 .p-tokenise { fill: var(--entry); }
 .p-prefill { fill: var(--prefill); }
 .p-transfer { fill: var(--transfer); }

@@ -16,6 +16,7 @@ from twofold.report.setups import (
     meets_goal,
     per_gpu,
     reading,
+    recoveries,
     setups_of,
     shown_runs,
     side_by_side,
@@ -43,6 +44,7 @@ _BAR: Final = 62
 # Capitals are work, small letters are waiting, so that the bars read without colour.
 _LETTERS: Final = {
     "queue": ("q", "yellow"),
+    "recovery": ("r", "yellow"),
     "tokenise": ("K", "cyan"),
     "prefill_queue": ("p", "yellow"),
     "prefill": ("P", "blue"),
@@ -170,6 +172,10 @@ def _runs(console: Console, setups: Sequence[Setup], goal: Goal | None) -> None:
     if any(row.run.lost for row in rows):
         notes.append(f'"{NEVER}": so many requests were refused or failed')
     _say(console, "; ".join(notes))
+    for row in rows:
+        if row.run.recoveries:
+            at = f" at {scale(row.run.rate_scale)}" if len(rates) > 1 else ""
+            _say(console, f"legs that failed, {row.setup.short}{at}: {recoveries(row.run)}")
 
 
 def _best(group: Sequence[Row], columns: Sequence[_Column]) -> dict[str, list[int]]:

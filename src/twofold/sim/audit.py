@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from twofold.core.router import Router
 from twofold.core.worker import WorkerCore
@@ -16,11 +16,14 @@ from twofold.messages import (
     FromPeer,
     Grant,
     PeerMessage,
+    RouterEffect,
+    RouterMessage,
     Submit,
     Terminal,
     ToPeer,
     Write,
 )
+from twofold.sim.audit_router import RouterBook
 from twofold.sim.observer import Core, Effects, Message
 
 
@@ -34,7 +37,8 @@ class Audit:
     After every message: a worker's blocks, holds and slots add up; no request ends twice, or
     without having begun. At the end (`finish`): every request has ended, at the gateway and on
     every worker that lives and was sent it, and every block and every slot is back.
-    KV is never granted, written or confirmed for another generation than it was made for.
+    KV is never granted, written or confirmed for another generation than it was made for. What a
+    gateway tells workers is checked by `RouterBook`.
 
     Counting every block takes time, and a block once lost stays so: with `full_every` above 1
     that is done for every so-manyth message only, and at the end.
@@ -46,6 +50,7 @@ class Audit:
         self.n_ended = 0
         self._cores: dict[str, Core] = {}
         self._open: dict[str, dict[int, None]] = {}
+        self._books: dict[str, RouterBook] = {}
         self._made: dict[tuple[str, int], int] = {}  # generation of the KV that a worker makes
         self._transfers: dict[tuple[str, int], int] = {}  # of its requests
         self._offers: dict[tuple[str, int], list[tuple[str, Claim]]] = {}
@@ -54,6 +59,8 @@ class Audit:
         """See `Observer`."""
         self._cores[name] = core
         self._open[name] = {}
+        if isinstance(core, Router):
+            self._books[name] = RouterBook(settings)
 
     def died(self, name: str) -> None:
         """See `Observer`. Nothing is asked of the dead."""
@@ -76,6 +83,9 @@ class Audit:
                 )
                 del begun[effect.request_id]
                 self.n_ended += 1
+        if isinstance(core, Router):
+            routed = cast("tuple[RouterMessage, Sequence[RouterEffect]]", (message, effects))
+            self._books[name].handled(core, now_ns, *routed)
         if isinstance(message, Submit) and message.hold:
             transfer = message.transfer or message.request_id
             self._made[name, transfer] = message.generation

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from twofold.core.handoff import MODES
+from twofold.core.recovery import FAIL
 from twofold.core.router import Router
 from twofold.messages import (
     Arrive,
@@ -15,6 +16,7 @@ from twofold.messages import (
     ClientGone,
     DecodeStarted,
     LegFailed,
+    Recovery,
     ReleaseHeld,
     RouterEffect,
     RouterMessage,
@@ -41,7 +43,16 @@ from twofold.types import KVHandle, RequestId
 class _Flight:
     """A request between its arrival and its end. Its prompt is let go once it is sent."""
 
-    __slots__ = ("deadline_ns", "decode", "phases_ns", "prefill", "prompt", "request")
+    __slots__ = (
+        "deadline_ns",
+        "decode",
+        "first_ns",
+        "phases_ns",
+        "prefill",
+        "prompt",
+        "recoveries",
+        "request",
+    )
 
     def __init__(self, request: TraceRequest, prompt: tuple[int, ...], deadline_ns: int) -> None:
         self.request = request
@@ -50,6 +61,8 @@ class _Flight:
         self.prefill: Leg | None = None
         self.decode: Leg | None = None
         self.phases_ns: dict[str, int] = {}
+        self.first_ns = -1  # when the first leg of the first attempt left
+        self.recoveries: tuple[str, ...] = ()
 
 
 class SimGateway:
@@ -75,7 +88,8 @@ class SimGateway:
         self._network = network
         self._observers = observers
         self._on_record = on_record
-        self._keep_prompts = keep_prompts
+        # A request that may be sent again needs its prompt until its answer begins.
+        self._keep_prompts = keep_prompts or router.get("failure_policy", FAIL) != FAIL
         self._flights: dict[RequestId, _Flight] = {}
         self._wakes = 0
         self.router = Router(**router)
@@ -128,7 +142,8 @@ class SimGateway:
 
     def _deliver(self, leg: Leg, message: RouterMessage) -> None:
         flight = self._flights.get(leg.request_id)
-        if flight is not None and isinstance(message, DecodeStarted):
+        # What an attempt says that was given up is late: the router drops it.
+        if flight is not None and leg is flight.decode and isinstance(message, DecodeStarted):
             # Where both legs run at once, decode's time contains what it waits for.
             sent = (flight.decode,) if self._at_once else (flight.prefill, flight.decode)
             legs = [leg for leg in sent if leg is not None]
@@ -142,11 +157,12 @@ class SimGateway:
         ends = [leg.sent_ns for leg in legs[1:]] + [now_ns]
         balanced = ledger.balance(
             now_ns - flight.request.arrival_ns,
-            legs[0].sent_ns - flight.request.arrival_ns,
+            flight.first_ns - flight.request.arrival_ns,
             [
                 ledger.Leg(elapsed_ns=end_ns - leg.sent_ns, phases_ns=leg.phases_ns())
                 for leg, end_ns in zip(legs, ends, strict=True)
             ],
+            legs[0].sent_ns - flight.first_ns,
         )
         return balanced.as_ns()
 
@@ -167,6 +183,11 @@ class SimGateway:
             self._send(effect, self._leg(effect, remote=effect.remote))
         elif isinstance(effect, CancelLeg | ReleaseHeld):
             self._cancel(effect)
+        elif isinstance(effect, Recovery):
+            flight = self._flights[effect.request_id]
+            flight.recoveries += (effect.result,)
+            if effect.sent_again:
+                flight.prefill = flight.decode = None
         elif isinstance(effect, Terminal):
             self._terminal(effect)
         elif isinstance(effect, WakeAt):
@@ -192,6 +213,8 @@ class SimGateway:
     def _send(self, effect: SendPrefill | SendDecode, leg: Leg) -> None:
         flight = self._flights[effect.request_id]
         prompt = flight.prompt
+        if flight.first_ns < 0:
+            flight.first_ns = leg.sent_ns
         if leg.kind == "prefill":
             flight.prefill = leg
         else:
@@ -276,5 +299,6 @@ class SimGateway:
                 n_cached=ended.n_cached if ended is not None else 0,
                 n_preempted=ended.n_preempted if ended is not None else 0,
                 n_bytes=decode.phases.n_bytes if decode is not None else 0,
+                recoveries=flight.recoveries,
             )
         )

@@ -24,7 +24,8 @@ _MOST_EVENTS: Final = 400_000
 class Verdict(msgspec.Struct, kw_only=True):
     """What came of a run. `violation` is "" or the invariant that broke, in words.
 
-    `fates` are those messages' that were not simply delivered, by name.
+    `fates` are those messages' that were not simply delivered, by name. `outcomes` counts ends,
+    and what became of legs that failed.
     """
 
     n_requests: int
@@ -101,6 +102,7 @@ def _cluster(schedule: Schedule, faults: Faults, audit: Audit) -> Cluster:
         gone_after_ns=lambda request_id: gone_ns[request_id],
         faults=faults,
         crashes=schedule.troubles,
+        router=schedule.failures,
         observers=[audit],
         track_contents=True,
         link_bytes_per_s=schedule.network["link_bytes_per_s"],
@@ -121,7 +123,8 @@ def _judge(records: Sequence[RequestRecord], verdict: Verdict) -> None:
             assert got == wanted, f"request {number} has {got} tokens, not {wanted}"
         phases_ns, ttft_ns = sum(record.phases_ns.values()), record.ttft_ns or 0
         assert phases_ns == ttft_ns, f"request {number}: phases sum to {phases_ns}, not {ttft_ns}"
-        verdict.outcomes[outcome] = verdict.outcomes.get(outcome, 0) + 1
+        for name in (outcome, *record.recoveries):
+            verdict.outcomes[name] = verdict.outcomes.get(name, 0) + 1
 
 
 def _canary(cluster: Cluster, record: RequestRecord) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
+from twofold.core.recovery import FAILURE_POLICIES
 from twofold.sim.faults import Again, Crash, Fate, Jump, Pause, SeededFaults, Sever, Stray, Trouble
 from twofold.sim.pools import Pool, parse_pools
 from twofold.trace import TraceRequest
@@ -60,7 +61,8 @@ class Asked(msgspec.Struct, frozen=True):
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All that a run depends on. `fates` by message name take the place of `rates` once known.
 
-    `settings` are those of every worker's core, `network` those of the cluster.
+    `settings` are those of every worker's core, `network` those of the cluster, `failures` the
+    router's that say what becomes of legs that fail.
     """
 
     seed: int
@@ -73,6 +75,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     troubles: tuple[Trouble, ...] = ()
     rates: SeededFaults | None = None
     fates: dict[str, Fate] = {}
+    failures: dict[str, str | int] = {}
 
     @property
     def loses_leases(self) -> bool:
@@ -111,15 +114,16 @@ def decode(data: bytes) -> Schedule:
 
 
 class _Draws:
-    """Numbers and choices that are hashes of (seed, the how-manyth draw)."""
+    """Numbers and choices that are hashes of (seed, what for, the how-manyth draw)."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, purpose: int = 11) -> None:
         self._seed = seed
+        self._purpose = purpose
         self._n = 0
 
     def below(self, n: int) -> int:
         self._n += 1
-        return hash64(self._seed, 11, self._n) % n
+        return hash64(self._seed, self._purpose, self._n) % n
 
     def of(self, choices: Sequence[_T]) -> _T:
         return choices[self.below(len(choices))]
@@ -155,7 +159,18 @@ def draw(seed: int, mode: Mode, n_requests: int = 50) -> Schedule:
         requests=_requests(draws, n_requests, block_size, settings["n_blocks"]),
         troubles=_troubles(draws, names),
         rates=_rates(draws, seed),
+        failures=_failures(seed),
     )
+
+
+def _failures(seed: int) -> dict[str, str | int]:
+    """Drawn apart, so that the rest of a schedule is what it was without it."""
+    draws = _Draws(seed, 12)
+    return {
+        "failure_policy": draws.of(FAILURE_POLICIES),
+        "retries": draws.of((1, 2, 5)),
+        "recompute_tokens_per_s": draws.of((20, 200, 2_000)),
+    }
 
 
 def _names(pool: Pool) -> list[str]:
