@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tests.tiny import make_model
+
 from twofold.device.weights import layout_of, load_model
 
 MODES: Final = ("pull", "push", "layerwise")

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from tests.live.stack import Answer, post
 
 from benchmarks.handoff.conditions import BLOCK_SIZE, HOST, Config
 from benchmarks.handoff.journals import Handoff, handoffs
-from tests.live.stack import Answer, post
 from twofold.config import EngineSettings, ServeSettings, WorkerAddress
 from twofold.live.deployment import Deployment, plan_deployment
 from twofold.live.ports import free_ports
@@ -66,9 +66,7 @@ class Live:
     Those that are not asked anything use no CPU to speak of.
     """
 
-    def __init__(
-        self, model: Path, configs: list[Config], folder: Path, *, kv_blocks: int
-    ) -> None:
+    def __init__(self, model: Path, configs: list[Config], folder: Path, *, kv_blocks: int) -> None:
         self.configs = configs
         self._ports: dict[Config, int] = {}
         self._folders: dict[Config, Path] = {}

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from tests.live.stack import Answer, post
 
 from benchmarks.handoff.conditions import HOST, Config
 from benchmarks.handoff.host import MODEL, Order
 from benchmarks.handoff.live import random_ids
-from tests.live.stack import Answer, post
 from twofold.live.gateway_legs import prefill_body
 from twofold.types import NS_PER_S
 
@@ -62,7 +62,8 @@ class Host:
 
     def stop(self) -> None:
         """End it."""
-        assert self._child.stdin is not None and self._child.stdout is not None
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
         self._child.stdin.close()
         try:
             self._child.wait(20)
@@ -80,7 +81,7 @@ class Pairs:
             Order(
                 model=str(model),
                 role=role,  # type: ignore[arg-type]
-                configs=[tuple(config) for config in configs],  # type: ignore[misc]
+                configs=[tuple(config) for config in configs],
                 kv_blocks=kv_blocks,
                 replay=role == "prefill",
             )
@@ -219,5 +220,7 @@ def mean_step_ms(times_ns: list[int], begin_ns: int, end_ns: int) -> float:
     """
     inside = [at_ns for at_ns in times_ns if begin_ns <= at_ns <= end_ns]
     if len(inside) < 3:
-        raise RuntimeError(f"{len(inside)} tokens in a window of {(end_ns - begin_ns) / NS_PER_S} s")
+        raise RuntimeError(
+            f"{len(inside)} tokens in a window of {(end_ns - begin_ns) / NS_PER_S} s"
+        )
     return (inside[-1] - inside[0]) / (len(inside) - 1) / 1e6
