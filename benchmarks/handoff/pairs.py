@@ -80,8 +80,8 @@ class Pairs:
         orders = [
             Order(
                 model=str(model),
-                role=role,  # type: ignore[arg-type]
-                configs=[tuple(config) for config in configs],
+                role=role,
+                configs=[(config.handoff, config.transport) for config in configs],
                 kv_blocks=kv_blocks,
                 replay=role == "prefill",
             )
