@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import structs
+
 from benchmarks.handoff import fragments, interference, residual
 from benchmarks.handoff.conditions import Progress, conditions, make_bench_model
 from benchmarks.handoff.table import write_tables
@@ -47,6 +49,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="few and short runs, for a look")
     parser.add_argument(
+        "--rounds", type=int, default=0, help="rounds of residual and interference (default 3)"
+    )
+    parser.add_argument(
         "--also", default="not said", metavar="WORDS", help="what else runs on the machine, noted"
     )
     parser.add_argument(
@@ -57,11 +62,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     for part in arguments.part:
         if part not in PARTS:
             parser.error(f"part {part!r}: must be one of {', '.join(PARTS)}")
+    if arguments.rounds < 0:
+        parser.error(f"--rounds {arguments.rounds}: must be at least 1")
     return arguments
 
 
 def _bandwidth(quick: bool) -> dict[str, Any]:
-    sizes, rounds = ((64,), 3) if quick else ((64, 256), 7)
+    sizes, rounds = ((64,), 3) if quick else ((64, 256), 5)
     progress = Progress("bandwidth", len(sizes))
     found = []
     for mib in sizes:
@@ -71,7 +78,7 @@ def _bandwidth(quick: bool) -> dict[str, Any]:
     return {"rounds": rounds, "sizes": found}
 
 
-def _run(parts: list[str], quick: bool, also: str) -> dict[str, Any]:
+def _run(parts: list[str], quick: bool, rounds: int, also: str) -> dict[str, Any]:
     """Results by part, each with the conditions as they were when it began."""
     found: dict[str, Any] = {}
 
@@ -92,9 +99,11 @@ def _run(parts: list[str], quick: bool, also: str) -> dict[str, Any]:
                 results, what = {"bandwidth": _bandwidth(quick)}, None
             elif "loop" in group:
                 sizes = interference.QUICK if quick else interference.FULL
+                sizes = structs.replace(sizes, rounds=rounds or sizes.rounds)
                 results, what = interference.measure(model, sizes, wanted), shape
             else:
                 extent = residual.QUICK if quick else residual.FULL
+                extent = structs.replace(extent, rounds=rounds or extent.rounds)
                 results, what = residual.measure(model, extent, wanted), shape
             keep(results, before, time.monotonic() - began, what)
     if "fragments" in parts:
@@ -112,7 +121,8 @@ def main(argv: Sequence[str]) -> int:
         kept = json.loads(arguments.json.read_text())
     if not arguments.render:
         try:
-            kept |= _run(arguments.part or list(PARTS), arguments.quick, arguments.also)
+            parts = arguments.part or list(PARTS)
+            kept |= _run(parts, arguments.quick, arguments.rounds, arguments.also)
         except KeyboardInterrupt:
             return 130
         except (RuntimeError, TimeoutError, OSError) as error:

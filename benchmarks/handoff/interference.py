@@ -50,7 +50,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
 FULL = Sizes(
     loop_tokens=(257, 1025, 4097),
     loop_handoffs=10,
-    loop_rounds=3,
+    loop_rounds=2,
     probe_streams=8,
     probe_prompt=256,
     handoff_tokens=1025,
