@@ -136,7 +136,7 @@ def loop_row(
         "handoff_us": round(handoff_us),
         "own_us": round(handoff_us - local_us),
         "own_us_all_threads": round(handoff_all_us - local_all_us),
-        "loop_time_lost": round((handoff_us - local_us) * rate / 1e6, 5),
+        "loop_time_lost": round(handoff_us * rate / 1e6, 5),
     }
 
 
