@@ -15,7 +15,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +30,10 @@ from benchmarks.transport import measure as measure_transports
 REPO: Final = Path(__file__).resolve().parents[2]
 JSON: Final = REPO / "benchmarks" / "results" / "handoff.json"
 PAGE: Final = REPO / "docs" / "explanation" / "handoff-cost.md"
-PARTS: Final = ("bandwidth", "residual", "slots", "loop", "interference", "fragments")
+GROUPS: Final = (("bandwidth",), ("residual", "slots"), ("loop", "interference"), ("fragments",))
+"""Parts that share their processes."""
+
+PARTS: Final = tuple(part for group in GROUPS for part in group)
 EXAMPLE: Final = """example:
   python -m benchmarks.handoff residual slots --json /tmp/handoff.json
   python -m benchmarks.handoff --also "nothing else" --docs    (all, and the page anew)"""
@@ -78,58 +81,69 @@ def _bandwidth(quick: bool) -> dict[str, Any]:
     return {"rounds": rounds, "sizes": found}
 
 
-def _run(parts: list[str], quick: bool, rounds: int, also: str) -> dict[str, Any]:
-    """Results by part, each with the conditions as they were when it began."""
-    found: dict[str, Any] = {}
+def _measure(
+    group: Sequence[str], parts: list[str], model: Path, quick: bool, rounds: int
+) -> dict[str, Any]:
+    """Results of those `parts` that are in `group`, whose parts share their processes."""
+    wanted = [part for part in group if part in parts]
+    if not wanted:
+        return {}
+    if "residual" in group:
+        extent = residual.QUICK if quick else residual.FULL
+        extent = structs.replace(extent, rounds=rounds or extent.rounds)
+        return residual.measure(model, extent, wanted)
+    if "loop" in group:
+        sizes = interference.QUICK if quick else interference.FULL
+        sizes = structs.replace(sizes, rounds=rounds or sizes.rounds)
+        return interference.measure(model, sizes, wanted)
+    if "bandwidth" in group:
+        return {"bandwidth": _bandwidth(quick)}
+    return {"fragments": fragments.measure(quick)}
 
-    def keep(results: dict[str, Any], before: dict[str, Any], seconds: float, model: Any) -> None:
-        after = conditions(also)["load_average"]
-        noted = before | {"load_average_after": after, "seconds": round(seconds, 1), "quick": quick}
-        for part, result in results.items():
-            found[part] = {"conditions": noted, "model": model, "result": result}
 
+def _run(arguments: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> None:
+    """Give `keep` the results by part, with the conditions as they were before and after."""
+    parts = arguments.part or list(PARTS)
     with tempfile.TemporaryDirectory(prefix="twofold-bench-") as folder:
         model, shape = make_bench_model(Path(folder))
-        for group in (("bandwidth",), ("residual", "slots"), ("loop", "interference")):
-            wanted = [part for part in group if part in parts]
-            if not wanted:
-                continue
-            before, began = conditions(also), time.monotonic()
-            if "bandwidth" in wanted:
-                results, what = {"bandwidth": _bandwidth(quick)}, None
-            elif "loop" in group:
-                sizes = interference.QUICK if quick else interference.FULL
-                sizes = structs.replace(sizes, rounds=rounds or sizes.rounds)
-                results, what = interference.measure(model, sizes, wanted), shape
-            else:
-                extent = residual.QUICK if quick else residual.FULL
-                extent = structs.replace(extent, rounds=rounds or extent.rounds)
-                results, what = residual.measure(model, extent, wanted), shape
-            keep(results, before, time.monotonic() - began, what)
-    if "fragments" in parts:
-        before, began = conditions(also), time.monotonic()
-        results = {"fragments": fragments.measure(quick)}
-        keep(results, before, time.monotonic() - began, None)
-    return found
+        for group in GROUPS:
+            before, began = conditions(arguments.also), time.monotonic()
+            found = _measure(group, parts, model, arguments.quick, arguments.rounds)
+            noted = before | {
+                "load_average_after": conditions(arguments.also)["load_average"],
+                "seconds": round(time.monotonic() - began, 1),
+                "quick": arguments.quick,
+            }
+            # The others move blocks of no model.
+            what = shape if group[0] in ("residual", "loop") else None
+            keep(
+                {
+                    part: {"conditions": noted, "model": what, "result": result}
+                    for part, result in found.items()
+                }
+            )
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code: 0 done, 1 a part failed, 130 interrupted."""
+    """Returns the exit code: 0 done, 1 a part failed, 130 interrupted; what is done is kept."""
     arguments = _parse(argv)
     kept: dict[str, Any] = {}
     if arguments.json.exists():
         kept = json.loads(arguments.json.read_text())
+
+    def keep(found: dict[str, Any]) -> None:
+        kept.update(found)
+        ordered = {part: kept[part] for part in PARTS if part in kept}
+        arguments.json.write_text(json.dumps(ordered, indent=1) + "\n")
+
     if not arguments.render:
         try:
-            parts = arguments.part or list(PARTS)
-            kept |= _run(parts, arguments.quick, arguments.rounds, arguments.also)
+            _run(arguments, keep)
         except KeyboardInterrupt:
             return 130
         except (RuntimeError, TimeoutError, OSError) as error:
             print(f"handoff: {error}", file=sys.stderr)
             return 1
-        kept = {part: kept[part] for part in PARTS if part in kept}
-        arguments.json.write_text(json.dumps(kept, indent=1) + "\n")
     if arguments.docs:
         write_tables(PAGE, kept)
     return 0
