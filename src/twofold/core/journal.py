@@ -117,6 +117,22 @@ def replay(data: bytes) -> Replay:
     )
 
 
+def worker_entries(
+    data: bytes,
+) -> Iterator[tuple[int, WorkerMessage, list[WorkerEffect]]]:
+    """What a worker's journal holds, in order: (now_ns, message, effects).
+
+    Raises JournalError for bytes that are no journal of a worker's core.
+    """
+    frames = _frames(data)
+    head = _decode(next(frames, b""), _Header, "the header")
+    if (head.journal, head.kind) != (JOURNAL_VERSION, "worker"):
+        raise JournalError(f"a {head.kind}'s journal of version {head.journal}")
+    for number, body in enumerate(frames, start=1):
+        read = _decode(body, _WorkerEntry, f"entry {number}")
+        yield read.now_ns, read.message, read.effects
+
+
 def _frames(data: bytes) -> Iterator[memoryview]:
     """Bodies of the whole frames, in order."""
     view = memoryview(data)

@@ -93,9 +93,7 @@ class Sender(Connection[Outflow]):
                 self._out.extend(frame)
                 ahead += sum(map(len, frame))
             if not self._out:
-                self._sent = True
-                self._reactor.watch(self, READ)
-                return
+                break
             try:
                 n = self.sock.sendmsg(self._out)
             except BlockingIOError:
@@ -107,7 +105,9 @@ class Sender(Connection[Outflow]):
             n_sent += n
             self._moved()
             self._forget_sent(n)
-        self._reactor.watch(self, READ | WRITE)
+        # Also when a turn ends with the last byte: the peer may answer before our next turn.
+        self._sent = not self._out and not task.pieces
+        self._reactor.watch(self, READ if self._sent else READ | WRITE)
 
     def _forget_sent(self, n: int) -> None:
         while n:

@@ -1,0 +1,219 @@
+"""What handoffs do to decode: CPU time on its event loop, and time of its steps.
+
+The prefill side replays KV that it holds and computes nothing, so that on a machine of few cores
+only the handoff is measured. Compared are
+
+    idle     nothing arrives
+    local    requests of the same length arrive, answered from decode's own prefix cache
+    handoff  the same, with KV handed over
+
+The difference of the last two is the handoff's own: both take in a request over HTTP and add one
+row to one step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from benchmarks.handoff.conditions import BLOCK_SIZE, Config, Progress, configs
+from benchmarks.handoff.live import random_ids
+from benchmarks.handoff.pairs import Pairs, Probe
+from twofold.types import NS_PER_S
+
+Ask = Callable[[], Coroutine[Any, Any, None]]
+
+# The way there and back again: a step grows with its context, and so that cancels out.
+WINDOWS: Final = ("idle", "local", "handoff", "handoff", "local", "idle")
+
+
+class Sizes(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is measured."""
+
+    loop_tokens: tuple[int, ...]
+    loop_handoffs: int
+    loop_rounds: int
+    probe_streams: int
+    probe_prompt: int
+    handoff_tokens: int
+    rate: int
+    window_s: float
+    rounds: int
+
+
+FULL = Sizes(
+    loop_tokens=(257, 1025, 4097),
+    loop_handoffs=10,
+    loop_rounds=2,
+    probe_streams=8,
+    probe_prompt=256,
+    handoff_tokens=1025,
+    rate=8,
+    window_s=1.0,
+    rounds=3,
+)
+QUICK = msgspec.structs.replace(
+    FULL, loop_tokens=(257, 1025), loop_handoffs=4, loop_rounds=1, rounds=1
+)
+_PROBE_OUTPUT: Final = 6000
+
+
+def measure(model: Path, sizes: Sizes, parts: list[str]) -> dict[str, Any]:
+    """Results by part, "loop" and "interference", as asked for."""
+    pairs = Pairs(model, configs(), kv_blocks=2048)
+    try:
+        return asyncio.run(_measure(pairs, sizes, parts))
+    finally:
+        pairs.stop()
+
+
+async def _measure(pairs: Pairs, sizes: Sizes, parts: list[str]) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    if "loop" in parts:
+        results["loop"] = await _loop(pairs, sizes)
+    if "interference" in parts:
+        results["interference"] = await _interference(pairs, sizes)
+    return results
+
+
+def _local(pairs: Pairs, config: Config, prompt: list[int]) -> Ask:
+    return lambda: pairs.local(config, prompt)
+
+
+def _handoff(pairs: Pairs, config: Config, n_tokens: int) -> Ask:
+    return lambda: pairs.handoff(config, n_tokens)
+
+
+# ------------------------------------------------------------------------------------------- loop
+
+
+async def _cpu_us(pairs: Pairs, ask: Ask, times: int) -> tuple[float, float]:
+    """CPU time per request on decode's event loop, and in all of its threads."""
+    loop_ns, process_ns = pairs.decode_cpu_ns()
+    for _ in range(times):
+        await ask()
+    loop_after_ns, process_after_ns = pairs.decode_cpu_ns()
+    return (loop_after_ns - loop_ns) / times / 1e3, (process_after_ns - process_ns) / times / 1e3
+
+
+async def _loop(pairs: Pairs, sizes: Sizes) -> dict[str, Any]:
+    cases = [(config, n) for n in sizes.loop_tokens for config in pairs.configs]
+    progress = Progress("loop", sizes.loop_rounds * len(cases))
+    found: dict[tuple[Config, int], list[tuple[float, float, float, float]]] = {}
+    for _ in range(sizes.loop_rounds):
+        for config, n in cases:
+            local = _local(pairs, config, random_ids(pairs.rng, n))
+            handoff = _handoff(pairs, config, n)
+            await local()  # from here on its prompt is in decode's cache
+            await handoff()
+            without = await _cpu_us(pairs, local, sizes.loop_handoffs)
+            having = await _cpu_us(pairs, handoff, sizes.loop_handoffs)
+            found.setdefault((config, n), []).append((*without, *having))
+            progress.step()
+    progress.end()
+    rows = [loop_row(config, n, sizes.rate, runs) for (config, n), runs in found.items()]
+    return {"handoffs_per_run": sizes.loop_handoffs, "rate_per_s": sizes.rate, "rows": rows}
+
+
+def loop_row(
+    config: Config, n: int, rate: int, runs: list[tuple[float, float, float, float]]
+) -> dict[str, Any]:
+    """Medians over `runs` of (loop, process) CPU time of a local request and of a handoff."""
+    local_us, local_all_us, handoff_us, handoff_all_us = (
+        statistics.median(run[i] for run in runs) for i in range(4)
+    )
+    return {
+        "handoff": config.handoff,
+        "transport": config.transport,
+        "tokens": n,
+        "local_us": round(local_us),
+        "handoff_us": round(handoff_us),
+        "own_us": round(handoff_us - local_us),
+        "own_us_all_threads": round(handoff_all_us - local_all_us),
+        "loop_time_lost": round(handoff_us * rate / 1e6, 5),
+    }
+
+
+# ----------------------------------------------------------------------------------- interference
+
+
+async def _arrivals(ask: Ask, rate: int, begin_ns: int, window_s: float) -> None:
+    """Requests at even distances over a window; returns when all have ended."""
+    async with asyncio.TaskGroup() as group:
+        for i in range(round(rate * window_s)):
+            left_ns = begin_ns + i * NS_PER_S // rate - time.monotonic_ns()
+            await asyncio.sleep(max(0, left_ns) / NS_PER_S)
+            group.create_task(ask())
+
+
+async def _window(probe: Probe, ask: Ask | None, sizes: Sizes) -> float:
+    begin_ns = time.monotonic_ns()
+    if ask is not None:
+        await _arrivals(ask, sizes.rate, begin_ns, sizes.window_s)
+    end_ns = begin_ns + round(sizes.window_s * NS_PER_S)
+    await asyncio.sleep(max(0, end_ns - time.monotonic_ns()) / NS_PER_S)
+    return probe.step_ms(begin_ns, end_ns)
+
+
+async def _round(pairs: Pairs, config: Config, sizes: Sizes, prompt: list[int]) -> dict[str, float]:
+    """Mean step time of each kind of window, over a fresh batch of probes."""
+    asks: dict[str, Ask | None] = {
+        "idle": None,
+        "local": _local(pairs, config, prompt),
+        "handoff": _handoff(pairs, config, sizes.handoff_tokens),
+    }
+    probe = Probe(pairs, config, sizes.probe_streams, sizes.probe_prompt, _PROBE_OUTPUT)
+    await probe.start()
+    found: dict[str, list[float]] = {kind: [] for kind in asks}
+    for kind in WINDOWS:
+        found[kind].append(await _window(probe, asks[kind], sizes))
+    await probe.stop()
+    return {kind: statistics.fmean(steps) for kind, steps in found.items()}
+
+
+async def _interference(pairs: Pairs, sizes: Sizes) -> dict[str, Any]:
+    progress = Progress("interference", sizes.rounds * len(pairs.configs))
+    found: dict[Config, list[dict[str, float]]] = {config: [] for config in pairs.configs}
+    for _ in range(sizes.rounds):
+        for config in pairs.configs:
+            prompt = random_ids(pairs.rng, sizes.handoff_tokens)
+            await pairs.local(config, prompt)
+            found[config].append(await _round(pairs, config, sizes, prompt))
+            progress.step()
+    progress.end()
+    return {
+        "rate_per_s": sizes.rate,
+        "handoff_tokens": sizes.handoff_tokens,
+        "blocks": (sizes.handoff_tokens - 1) // BLOCK_SIZE,
+        "probe_streams": sizes.probe_streams,
+        "probe_prompt": sizes.probe_prompt,
+        "window_s": sizes.window_s,
+        "rows": [interference_row(config, runs) for config, runs in found.items()],
+    }
+
+
+def interference_row(config: Config, runs: list[dict[str, float]]) -> dict[str, Any]:
+    """Medians over rounds; shares are medians of each round's own."""
+
+    def over(kind: str, base: str) -> float:
+        return round(statistics.median(run[kind] / run[base] - 1 for run in runs), 4)
+
+    spread = [run["handoff"] / run["local"] - 1 for run in runs]
+    return {
+        "handoff": config.handoff,
+        "transport": config.transport,
+        "rounds": len(runs),
+        "idle_ms": round(statistics.median(run["idle"] for run in runs), 3),
+        "local_ms": round(statistics.median(run["local"] for run in runs), 3),
+        "handoff_ms": round(statistics.median(run["handoff"] for run in runs), 3),
+        "local_over_idle": over("local", "idle"),
+        "handoff_over_idle": over("handoff", "idle"),
+        "handoff_over_local": over("handoff", "local"),
+        "handoff_over_local_range": [round(min(spread), 4), round(max(spread), 4)],
+    }
