@@ -190,6 +190,39 @@ def test_bad_requests_never_reach_a_worker(body: object, status: int, code: str)
     with_rig(test)
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_unknown_model_is_refused_and_those_served_are_named(path: str, stream: bool) -> None:
+    async def test(made: Rig) -> None:
+        body = {"model": "gpt-4", "max_tokens": 3, "stream": stream}
+        body |= {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {}
+        reply = await made.post(body | ({} if "chat" in path else {"prompt": "x"}), path=path)
+        assert reply.status == 404
+        assert reply.error == {
+            "message": "model: there is no model 'gpt-4' here; there is tiny",
+            "type": "invalid_request_error",
+            "param": "model",
+            "code": "model_not_found",
+        }
+        assert not any(w.asked for w in made.workers)
+
+    with_rig(test)
+
+
+def test_the_log_says_how_many_tokens_where_it_knows() -> None:
+    async def test(made: Rig) -> None:
+        for body, known in ((BODY, True), (STREAM, False)):
+            reply = await made.post(body)
+            request_id = reply.headers["x-request-id"]
+            await until(lambda found=request_id: found in made.gateway.ended)
+            line = made.gateway.ended[request_id].line()
+            assert ("tokens=" in line) is known
+            assert "=-" not in line
+            assert " prefill-0>decode-0" in line
+
+    with_rig(test)
+
+
 def test_models_health_ready_tokenize() -> None:
     async def test(made: Rig) -> None:
         models = (await get(made.port, "/v1/models")).json
