@@ -214,7 +214,7 @@ def test_the_log_says_how_many_tokens_where_it_knows() -> None:
         for body, known in ((BODY, True), (STREAM, False)):
             reply = await made.post(body)
             request_id = reply.headers["x-request-id"]
-            await until(lambda found=request_id: found in made.gateway.ended)
+            await made.ledger(request_id)
             line = made.gateway.ended[request_id].line()
             assert ("tokens=" in line) is known
             assert "=-" not in line

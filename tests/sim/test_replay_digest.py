@@ -76,6 +76,21 @@ def test_policies_reach_the_router(words: list[str]) -> None:
     assert len(set(digests)) == 3
 
 
+def test_chunk_policies_reach_the_workers(words: list[str]) -> None:
+    digests = []
+    for more in (
+        ("fixed",),
+        ("capped", "--chunk-cap", 2048),  # no tighter than a step's own budget
+        ("capped", "--chunk-cap", 256),
+        ("tpot_goal",),
+    ):
+        code, out, err = command(*words, "--jobs", 1, "--policy", f"chunk={more[0]}", *more[1:])
+        assert code == 0, err
+        digests.append(replay_from_json(out.encode()).digest)
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 3
+
+
 def test_published_traces_replay_with_their_prefixes() -> None:
     profile = published("profiles/aiconfigurator_steps/Meta-Llama-3.1-8B__h100_sxm__vllm__tp1.csv")
     for name, more in (

@@ -100,6 +100,8 @@ def test_a_chrome_trace_is_of_one_run(files: tuple[Path, Path], tmp_path: Path) 
         ("--pools 1M --chunk 64 --max-num-seqs 128", "--chunk 64: below --max-num-seqs 128"),
         ("--pools 1M --handoff throw", "--handoff throw: must be one of pull"),
         ("--pools 1M --policy nicest", "--policy nicest: no such policy; there are prefill="),
+        ("--pools 1M --policy capped", "--policy chunk=capped: needs --chunk-cap N"),
+        ("--pools 1M --policy tpot_goal", "--policy chunk=tpot_goal: needs --slo-tpot S"),
         ("--pools 1M --policy prefill=jsq,prefill=round_robin", "two policies for prefill"),
         ("--pools 1M --window 5", "--window 5: must be A:B in seconds with A below B"),
         ("--pools 1M --window 9000:", "no request is left"),

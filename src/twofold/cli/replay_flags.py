@@ -49,8 +49,15 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     """Settings of every worker."""
     group = parser.add_argument_group("workers")
     add(group, "--handoff", "MODE", "how KV is handed over (default pull)", True)
-    add(group, "--policy", "KIND=NAME", "routing, such as prefill=jsq,decode=free_blocks", True)
+    add(
+        group,
+        "--policy",
+        "KIND=NAME",
+        "such as prefill=jsq,decode=free_blocks or chunk=capped",
+        True,
+    )
     add(group, "--chunk", "N", "tokens of a step: max_num_batched_tokens", True)
+    add(group, "--chunk-cap", "N", "prompt tokens of a step, at most, with --policy chunk=capped")
     add(group, "--max-num-seqs", "N", f"sequences of a step (default {DEFAULT_SEQS})", True)
     add(group, "--block-size", "N", "tokens of a KV block (default 16)", True)
     add(group, "--kv-blocks", "N", "KV blocks of a worker (default: what fits its memory)", True)

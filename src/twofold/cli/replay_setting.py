@@ -159,6 +159,7 @@ def _engine(args: argparse.Namespace, machines: list[Machine]) -> tuple[Engine, 
     engine = Engine(
         max_num_seqs=seqs,
         chunk_tokens=max(chunk, seqs),
+        chunk_cap_tokens=one(args, "--chunk-cap", whole, 0),
         memory_share=one(args, "--memory-share", share, 0.9),
         kv_dtype=args.kv_dtype,
         prefix_caching=not args.no_prefix_caching,

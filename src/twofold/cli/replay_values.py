@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 from twofold.cli.command import CommandError
 from twofold.plan.sweep import rates
 from twofold.policy.admit import ADMISSIONS
+from twofold.policy.chunk import CHUNK_BUDGETS
 from twofold.policy.decode import DECODE_CHOICES
 from twofold.policy.prefill import PREFILL_CHOICES
 from twofold.policy.split import SPLIT_CHOICES
@@ -23,6 +24,7 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
     "decode": DECODE_CHOICES,
     "split": SPLIT_CHOICES,
     "admission": ADMISSIONS,
+    "chunk": CHUNK_BUDGETS,
 }
 
 V = TypeVar("V")

@@ -94,15 +94,13 @@ def _router(scenario: Scenario) -> dict[str, Any]:
     """Settings of the router: policies, and the goals that admission and scores look at."""
     names = {"admission": "admission"}
     found: dict[str, Any] = {
-        names.get(kind, f"{kind}_policy"): name for kind, name in scenario.policies
+        names.get(kind, f"{kind}_policy"): name
+        for kind, name in scenario.policies
+        if kind != "chunk"
     }
     found["seed"] = scenario.seed
-    for key, goal_ms in (
-        ("ttft_goal_ns", scenario.slo.ttft_ms),
-        ("tpot_goal_ns", scenario.slo.tpot_ms),
-    ):
-        if math.isfinite(goal_ms):
-            found[key] = round(goal_ms * NS_PER_MS)
+    found["ttft_goal_ns"] = _goal_ns(scenario.slo.ttft_ms)
+    found["tpot_goal_ns"] = _goal_ns(scenario.slo.tpot_ms)
     return found
 
 
@@ -119,8 +117,16 @@ def _settle(scenario: Scenario, pool: Pool) -> tuple[Mapping[str, Any], StepTime
         "max_waiting": engine.max_waiting,
         "prefix_caching": engine.prefix_caching,
         "handoff": engine.handoff,
+        "chunk_policy": scenario.chunk_policy,
+        "chunk_cap_tokens": engine.chunk_cap_tokens,
+        "chunk_goal_ns": _goal_ns(scenario.slo.tpot_ms),
     }
     return settings, machine.step
+
+
+def _goal_ns(goal_ms: float) -> int:
+    """0 for no goal."""
+    return round(goal_ms * NS_PER_MS) if math.isfinite(goal_ms) else 0
 
 
 def machine_of(scenario: Scenario, pool: Pool) -> Machine:
@@ -167,6 +173,10 @@ def check(scenario: Scenario, *, skip_too_large: bool = False) -> None:
             f"--chunk {engine.chunk_tokens}: below --max-num-seqs {engine.max_num_seqs}, so that "
             "a step could not decode every sequence"
         )
+    if scenario.chunk_policy == "capped" and not engine.chunk_cap_tokens:
+        raise SetupError("--policy chunk=capped: needs --chunk-cap N, prompt tokens of a step")
+    if scenario.chunk_policy == "tpot_goal" and not _goal_ns(scenario.slo.tpot_ms):
+        raise SetupError("--policy chunk=tpot_goal: needs --slo-tpot S, the goal to keep steps to")
     machines = machines_of(scenario)
     kv = {layout_of(m.shape, engine.block_size, engine.kv_dtype).block_bytes for m in machines}
     if len(kv) > 1:

@@ -42,7 +42,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of every worker. `kv_blocks` 0: what fits in `memory_share` of its memory."""
+    """Settings of every worker. `kv_blocks` 0: what fits in `memory_share` of its memory.
+
+    `chunk_cap_tokens` is what the chunk policy `capped` keeps prompts to in a step.
+    """
 
     block_size: int = 16
     kv_blocks: int = 0
@@ -50,6 +53,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     kv_dtype: str = "bfloat16"
     max_num_seqs: int = 256
     chunk_tokens: int = 2048
+    chunk_cap_tokens: int = 0
     max_waiting: int = 1_000_000
     prefix_caching: bool = True
     handoff: str = "pull"
@@ -82,6 +86,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         if self.workload.resample:
             words.append(f"resample {self.workload.resample}")
         return f"{' '.join(words)} at {self.rate_scale:.6g}x"
+
+    @property
+    def chunk_policy(self) -> str:
+        """How much of a step prompts get."""
+        return dict(self.policies).get("chunk", "fixed")
 
     @property
     def gpus(self) -> int:

@@ -336,7 +336,7 @@ class SimWorker:
             leg = self._legs[request.id]
             leg.up_ns = run.start_ns + latency_ns
             leg.token_times.add_stretch(stretch)
-        advance(core.engine, k)
+        advance(core.engine, k, run.start_ns + self.clock.now_ns - self._events.now_ns)
         run.context += k * run.batch
         run.k -= k
         run.most -= k
