@@ -13,6 +13,7 @@ from twofold.cost.step_profile import step_time
 from twofold.metrics.digest import digest
 from twofold.sim import Crash
 from twofold.trace import head, length_scale, open_trace
+from twofold.types import NS_PER_US
 
 
 @settings(max_examples=200)
@@ -27,6 +28,8 @@ from twofold.trace import head, length_scale, open_trace
     left_ms=st.sampled_from([0, 0, 500]),
     handoff=st.sampled_from(["pull", "push", "layerwise"]),
     chunk_policy=st.sampled_from(["fixed", "fixed", "capped", "tpot_goal"]),
+    prepare_us=st.sampled_from([0, 0, 700, 4000]),
+    share_nics=st.booleans(),
 )
 def test_same_digest(
     pools: str,
@@ -39,6 +42,8 @@ def test_same_digest(
     left_ms: int,
     handoff: str,
     chunk_policy: str,
+    prepare_us: int,
+    share_nics: bool,
 ) -> None:
     digests = []
     for singly in (True, False):
@@ -55,6 +60,8 @@ def test_same_digest(
                 "chunk_goal_ns": 2 * MS + 150_000,
             },
             singly=singly,
+            prepare_ns=prepare_us * NS_PER_US,
+            share_nics=share_nics,
             gone_after_ns=lambda i: gone_ms * MS if i % 5 == 2 else 0,
             time_left_ns=left_ms * MS,
         )

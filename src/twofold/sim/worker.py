@@ -42,10 +42,11 @@ from twofold.sim.events import Events, Kind
 from twofold.sim.leg import Leg
 from twofold.sim.network import Network
 from twofold.sim.observer import Observer
+from twofold.sim.prepare import Preparation
 from twofold.sim.prompts import sampled_token
 from twofold.sim.run import FOREVER_NS, Run, looks_at_the_batch
 from twofold.sim.times import Stretch
-from twofold.types import KVHandle, KVLayout, RequestId
+from twofold.types import KVLayout, RequestId
 
 
 class SimWorker:
@@ -104,6 +105,7 @@ class SimWorker:
         """Begin a new life, with an engine id of its own and nothing in memory."""
         assert self.core is None, f"{self.name} is alive"
         self.core = WorkerCore(**self._settings)
+        self._prepare = Preparation(self._network.link)
         self.engine_id = f"{self.name}.{self._lives}"
         self._lives += 1
         self._next_id = 0
@@ -229,9 +231,11 @@ class SimWorker:
         elif isinstance(effect, ToPeer):
             self._network.to_peer(self, effect)
         elif isinstance(effect, Read):
-            self._network.read(self, effect)
+            in_ns = self._prepare.read_in(self._events.now_ns, self._run, self._step)
+            self._network.read(self, effect, in_ns)
         elif isinstance(effect, Write):
-            self._network.write(self, effect, self.layout.layers)
+            in_ns = self._prepare.write_in(effect.request_id, effect.number, self._events.now_ns)
+            self._network.write(self, effect, self.layout.layers, in_ns)
         elif isinstance(effect, CancelRead | CancelWrite):
             self._network.cancel(self, effect)
         elif isinstance(effect, Fence):
@@ -260,11 +264,13 @@ class SimWorker:
         if self.contents is not None:
             self.contents.verify(core.engine, step)
         ok = bool(self._network.fate(step))
+        now_ns, prepare = self._events.now_ns, self._prepare
         if self._fast and not prefill and steps_ahead(core.engine) > 1:
-            self._run = Run(self._events.now_ns, batch, context)
+            self._run = Run(prepare.begin(now_ns), batch, context)
             self._plan(core, self._run)
             return
-        took_ns = self._step.step_ns(prefill, batch, context)
+        took_ns = self._step.step_ns(prefill, batch, context) + prepare.begin(now_ns) - now_ns
+        prepare.step_end_ns = now_ns + took_ns
         if self._mode.by_layer and prefill:
             self._layers(step, took_ns)
         done = self._step_done
@@ -300,7 +306,8 @@ class SimWorker:
 
     def _plan(self, core: WorkerCore, run: Run) -> None:
         """Set the event at which the run ends: the last step that can be foreseen."""
-        most = steps_ahead(core.engine)
+        # What is being prepared comes between the step in flight and the next.
+        most = 1 if self._prepare.loop_free_ns > run.start_ns else steps_ahead(core.engine)
         if most == run.most:
             return
         run.most = most
@@ -386,14 +393,7 @@ class SimWorker:
         if ended.outcome != "finished":
             self._network.up(leg, leg.failed(ended))
         elif leg.kind == "prefill":
-            leg.handle = KVHandle(
-                engine_id=self.engine_id,
-                host=self.name,
-                port=0,
-                request_id=ended.request_id,
-                generation=leg.generation,
-                n_tokens=ended.n_prompt,
-            )
+            leg.handle = leg.held(self.engine_id, self.name, ended.n_prompt)
             self._network.up(leg, PrefillDone(leg.request_id, leg.generation))
         else:
             self._network.up(leg, LegEnded(leg.request_id, leg.generation, ended.n_output))
