@@ -102,8 +102,14 @@ def test_nothing_prepared_changes_nothing() -> None:
     requests = mixture(60, 3)
     for handoff in ("pull", "push", "layerwise"):
         made = [
-            cluster("2P2D", settings={"handoff": handoff}, **options)
-            for options in ({}, {"prepare_ns": 0, "bounce_bytes_per_s": 0, "share_nics": False})
+            cluster("2P2D", settings={"handoff": handoff}),
+            cluster(
+                "2P2D",
+                settings={"handoff": handoff},
+                prepare_ns=0,
+                bounce_bytes_per_s=0,
+                share_nics=False,
+            ),
         ]
         assert len({digest(one.run(iter(requests))) for one in made}) == 1
 

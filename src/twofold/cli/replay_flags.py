@@ -39,6 +39,14 @@ def add_hardware(parser: argparse.ArgumentParser) -> None:
     add(group, "--accelerator", "NAME", "without a profile: what to estimate for", True)
     add(group, "--tp", "N", "without a profile: accelerators of a worker (default 1)", True)
     add(group, "--link-gbytes-per-s", "X", "of each accelerator (default: as usually built)", True)
+    group.add_argument(
+        "--link-sharing",
+        choices=("worker", "pair"),
+        default="worker",
+        help="who shares a link: all transfers of a worker (default), or only those of a pair",
+    )
+    add(group, "--host-bounce", "X", "KV passes through host memory, copied at X GB/s at each end")
+    add(group, "--prepare-ms", "X", "preparing a handoff: on decode's loop in pull, else beside it")
     add(group, "--usd-per-hour", "NAME=X", "price of an accelerator", True)
     group.add_argument(
         "--extrapolate", action="store_true", help="go on beyond what a profile measured"

@@ -12,7 +12,7 @@ from twofold.cli.command import CommandError
 from twofold.cli.replay_progress import Bar
 from twofold.cli.replay_run import Job, lost, work
 from twofold.cli.replay_setting import Setting, handoff, links
-from twofold.cli.replay_values import crash, many, policy, scales, whole
+from twofold.cli.replay_values import crash, faults, many, one, policy, scales, whole
 from twofold.cost.errors import CostError
 from twofold.plan.execute import Executor, executor
 from twofold.plan.ray import RayExecutor, RayMissing
@@ -31,7 +31,11 @@ A = TypeVar("A")
 def jobs_of(args: argparse.Namespace, setting: Setting) -> list[Job]:
     """Every combination of what was given. Raises CommandError."""
     axes = _axes(args, setting)
-    like = msgspec.structs.replace(setting.like, crashes=many(args, "--crash", crash, ()))
+    like = msgspec.structs.replace(
+        setting.like,
+        crashes=many(args, "--crash", crash, ()),
+        faults=one(args, "--faults", faults, None),
+    )
     try:
         scenarios = combinations(like, axes, setting.machines)
         for scenario in _setups(scenarios):

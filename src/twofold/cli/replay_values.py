@@ -18,6 +18,7 @@ from twofold.sim import Crash
 from twofold.types import seconds_to_ns
 
 GB: Final = 10**9
+DEFAULT_FAULT_RATE: Final = 0.001
 _MOST: Final = 10**12
 _TABLES: Final[dict[str, dict[str, Any]]] = {
     "prefill": PREFILL_CHOICES,
@@ -146,6 +147,15 @@ def policy(text: str) -> tuple[tuple[str, str], ...]:
         if found.setdefault(kind, name) != name:
             raise ValueError(f"two policies for {kind}; repeat the flag to compare them")
     return tuple(sorted(found.items()))
+
+
+def faults(text: str) -> tuple[int, float]:
+    """SEED or SEED:RATE. Raises ValueError."""
+    seed, colon, rate = text.partition(":")
+    chance = _number(rate) if colon else DEFAULT_FAULT_RATE
+    if not (seed.isdecimal() and int(seed[:20]) <= _MOST and 0 <= chance <= 1):
+        raise ValueError("must be SEED or SEED:RATE with a rate from 0 to 1, such as 7:0.001")
+    return int(seed), chance
 
 
 def crash(text: str) -> Crash:

@@ -13,6 +13,8 @@ from twofold.plan.hardware import Hardware
 from twofold.sim import Crash
 from twofold.sim.pools import Pool, pools_name
 
+LinkSharing = Literal["worker", "pair"]
+
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """A trace and what is done to it before anything is simulated, in this order.
@@ -62,8 +64,12 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """One run. `hardware` has one entry for each of `pools`.
 
-    `link_bytes_per_s` is of each accelerator's link, 0 for what such machines usually have.
-    `policies` are (which, name) pairs in order of which.
+    `link_bytes_per_s` is of each accelerator's link, 0 for what such machines usually have; all
+    transfers of a worker share its links, or (`pair`) only those with one other worker.
+    `bounce_bytes_per_s` is of copies through host memory, for each accelerator, 0 for none.
+    `prepare_ns` is what each handoff takes of decode's loop in pull, and beside it otherwise.
+    `faults` are a seed and the rate of each kind of fault. `policies` are (which, name) pairs in
+    order of which.
     """
 
     workload: Workload
@@ -72,10 +78,14 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     engine: Engine = Engine()
     rate_scale: float = 1.0
     link_bytes_per_s: int = 0
+    link_sharing: LinkSharing = "worker"
+    bounce_bytes_per_s: int = 0
+    prepare_ns: int = 0
     slo: Slo = Slo()
     attainment: float = 0.9
     policies: tuple[tuple[str, str], ...] = ()
     crashes: tuple[Crash, ...] = ()
+    faults: tuple[int, float] | None = None
     seed: int = 0
 
     @property

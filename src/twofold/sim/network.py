@@ -137,6 +137,7 @@ class Network:
         self._nics = nics
         self._faults = faults
         self._n_fates = 0
+        self.n_faults = 0
         self._nodes: dict[str, Node] = {}
         self._lanes: dict[tuple[str, str], Lane] = {}
         self._moving: dict[tuple[str, RequestId, int], _Moving] = {}
@@ -150,7 +151,9 @@ class Network:
         if self._faults is None:
             return AS_SENT
         self._n_fates += 1
-        return self._faults.fate(self._n_fates, message)
+        fate = self._faults.fate(self._n_fates, message)
+        self.n_faults += fate != AS_SENT
+        return fate
 
     # -------------------------------------------------------------------- lives
 
