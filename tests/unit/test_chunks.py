@@ -38,9 +38,9 @@ def test_a_policy_that_cannot_work_is_refused(policy: str, words: str) -> None:
 
 
 def test_a_cap_holds_for_all_prompts_of_a_step_together() -> None:
-    worker = FakeWorker(
-        "w", max_num_batched_tokens=16, n_blocks=64, chunk_policy="capped", chunk_cap_tokens=5
-    )
+    # Without a cache, so that no block which becomes known is a reason to look again.
+    limits = {"max_num_batched_tokens": 16, "n_blocks": 64, "prefix_caching": False}
+    worker = FakeWorker("w", chunk_policy="capped", chunk_cap_tokens=5, **limits)
     worker.send(submit(1, 4, max_tokens=9))
     worker.finish_step()
     worker.send(submit(2, 7, max_tokens=2))
