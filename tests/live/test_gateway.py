@@ -209,6 +209,28 @@ def test_an_unknown_model_is_refused_and_those_served_are_named(path: str, strea
     with_rig(test)
 
 
+def test_each_model_has_its_own_workers() -> None:
+    async def main() -> None:
+        workers = [FakeWorker("mixed", f"m-{model}", model=model) for model in ("one", "two")]
+        made = Rig(Gateway([await worker.start() for worker in workers]), workers)
+        await made.public.start("127.0.0.1", 0)
+        await made.gateway.start()
+        try:
+            await until(lambda: len(made.gateway.models()) == 2)
+            for model in ("two", "two", "one", "two"):
+                assert (await made.post(BODY | {"model": model})).status == 200
+            reply = await made.post(BODY | {"model": "three"})
+            assert reply.error["message"].endswith("no model 'three' here; there is one, two")
+        finally:
+            await made.gateway.stop()
+            await made.public.close(0)
+            for worker in workers:
+                worker.stop()
+        assert [len(worker.asked) for worker in workers] == [1, 3]
+
+    run(main())
+
+
 def test_the_log_says_how_many_tokens_where_it_knows() -> None:
     async def test(made: Rig) -> None:
         for body, known in ((BODY, True), (STREAM, False)):

@@ -93,6 +93,7 @@ class Routed(msgspec.Struct, kw_only=True):
     predicted_tokens: int = 0
     block_keys: tuple[int, ...] = ()
     block_tokens: int = 0
+    model: str = ""
     sent_ns: int = 0
     started_ns: int = 0
     prefilling: bool = False
@@ -222,6 +223,7 @@ class Router:
             predicted_tokens=message.predicted_tokens,
             block_keys=message.block_keys,
             block_tokens=message.block_tokens,
+            model=message.model,
             sent_ns=now_ns,
         )
         placed = self._placer.place(request, message.time_left_ns)
