@@ -18,6 +18,7 @@ from tests.live.fakes import (
 )
 from tests.live.gateway_rig import BODY, PATH, STREAM, Rig, d_of, p_of, with_rig
 from twofold.live.gateway import Gateway
+from twofold.live.gateway_watch import models_of
 from twofold.metrics.ledger import PHASES, parse_server_timing
 
 
@@ -186,6 +187,61 @@ def test_bad_requests_never_reach_a_worker(body: object, status: int, code: str)
         assert reply.headers["x-request-id"]
         assert not any(w.asked for w in made.workers)
         await made.canary()
+
+    with_rig(test)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_unknown_model_is_refused_and_those_served_are_named(path: str, stream: bool) -> None:
+    async def test(made: Rig) -> None:
+        body = {"model": "gpt-4", "max_tokens": 3, "stream": stream}
+        body |= {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {}
+        reply = await made.post(body | ({} if "chat" in path else {"prompt": "x"}), path=path)
+        assert reply.status == 404
+        assert reply.error == {
+            "message": "model: there is no model 'gpt-4' here; there is tiny",
+            "type": "invalid_request_error",
+            "param": "model",
+            "code": "model_not_found",
+        }
+        assert not any(w.asked for w in made.workers)
+
+    with_rig(test)
+
+
+def test_each_model_has_its_own_workers() -> None:
+    async def main() -> None:
+        workers = [FakeWorker("mixed", f"m-{model}", model=model) for model in ("one", "two")]
+        made = Rig(Gateway([await worker.start() for worker in workers]), workers)
+        await made.public.start("127.0.0.1", 0)
+        await made.gateway.start()
+        try:
+            await until(lambda: len(models_of(made.gateway.workers.values())) == 2)
+            for model in ("two", "two", "one", "two"):
+                assert (await made.post(BODY | {"model": model})).status == 200
+            reply = await made.post(BODY | {"model": "three"})
+            assert reply.error["message"].endswith("no model 'three' here; there is one, two")
+        finally:
+            await made.gateway.stop()
+            await made.public.close(0)
+            for worker in workers:
+                worker.stop()
+        assert [len(worker.asked) for worker in workers] == [1, 3]
+
+    run(main())
+
+
+def test_the_log_says_how_many_tokens_where_it_knows() -> None:
+    async def test(made: Rig) -> None:
+        for body, known in ((BODY, True), (STREAM, False)):
+            reply = await made.post(body)
+            request_id = reply.headers["x-request-id"]
+            await made.ledger(request_id)
+            line = made.gateway.ended[request_id].line()
+            assert ("tokens=" in line) is known
+            assert "=-" not in line
+            assert " prefill-0>decode-0" in line
 
     with_rig(test)
 

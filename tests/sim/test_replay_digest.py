@@ -76,6 +76,68 @@ def test_policies_reach_the_router(words: list[str]) -> None:
     assert len(set(digests)) == 3
 
 
+def test_chunk_policies_reach_the_workers(words: list[str]) -> None:
+    digests = []
+    for more in (
+        ("fixed",),
+        ("capped", "--chunk-cap", 2048),  # no tighter than a step's own budget
+        ("capped", "--chunk-cap", 256),
+        ("tpot_goal",),
+    ):
+        code, out, err = command(*words, "--jobs", 1, "--policy", f"chunk={more[0]}", *more[1:])
+        assert code == 0, err
+        digests.append(replay_from_json(out.encode()).digest)
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 3
+
+
+def test_faults_are_drawn_from_their_seed_and_counted(words: list[str]) -> None:
+    runs = []
+    for fault in ("1:0.01", "1:0.01", "2:0.01", "1:0", None):
+        more = () if fault is None else ("--faults", fault)
+        code, out, err = command(*words, "--jobs", 1, *more)
+        assert code == 0, err
+        runs.append(replay_from_json(out.encode()))
+    one, again, other, zero, none = runs
+    assert one.digest == again.digest
+    assert len({one.digest, other.digest, none.digest}) == 3
+    assert zero.digest == none.digest, "steps one by one, and nothing goes wrong"
+    split = one.runs[0]
+    assert split.completed + split.failed == split.requests
+    assert 0 < split.failed < (split.faults or 0)
+    assert [run.faults for run in zero.runs] == [0, 0]
+    assert [run.faults for run in none.runs] == [None, None]
+    assert one.header.config_sha256 != none.header.config_sha256
+
+
+def test_preparation_is_of_decodes_loop_in_pull_alone(words: list[str]) -> None:
+    """100 handoffs of 30 ms each, within some seconds."""
+    tpot, ttft = [], []
+    for more in ((), ("--prepare-ms", 30)):
+        for handoff in ("pull", "push"):
+            code, out, err = command(*words, "--jobs", 1, "--handoff", handoff, *more)
+            assert code == 0, err
+            run = replay_from_json(out.encode()).runs[0]
+            tpot.append(run.tpot_ms.mean or 0)
+            ttft.append(run.ttft_ms.mean or 0)
+    assert tpot[2] > tpot[0] + 5
+    assert tpot[3] == pytest.approx(tpot[1], abs=1)
+    assert ttft[3] == pytest.approx(ttft[1] + 30, abs=3)
+
+
+def test_links_and_bounces_reach_the_network(words: list[str]) -> None:
+    def transfer_ms(*more: object) -> float:
+        code, out, err = command(*words, "--jobs", 1, *more)
+        assert code == 0, err
+        return replay_from_json(out.encode()).runs[0].phases_ms["transfer"].mean or 0
+
+    busy = ("--link-gbytes-per-s", 5)
+    assert transfer_ms(*busy) > transfer_ms(*busy, "--link-sharing", "pair") * 1.02
+    # 700 tokens of 131,072 bytes in blocks of 16, copied twice at 10 GB/s; links are idle mostly.
+    copies_ms = 2 * 44 * 16 * 131_072 / 1e7
+    assert transfer_ms("--host-bounce", 10) == pytest.approx(transfer_ms() + copies_ms, rel=0.05)
+
+
 def test_published_traces_replay_with_their_prefixes() -> None:
     profile = published("profiles/aiconfigurator_steps/Meta-Llama-3.1-8B__h100_sxm__vllm__tp1.csv")
     for name, more in (

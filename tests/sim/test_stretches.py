@@ -13,9 +13,10 @@ from twofold.cost.step_profile import step_time
 from twofold.metrics.digest import digest
 from twofold.sim import Crash
 from twofold.trace import head, length_scale, open_trace
+from twofold.types import NS_PER_US
 
 
-@settings(max_examples=60)
+@settings(max_examples=200)
 @given(
     pools=st.sampled_from(["1P1D", "2M", "1M", "2P2D", "1P2D", "1P1D1M"]),
     n=st.integers(5, 60),
@@ -26,6 +27,9 @@ from twofold.trace import head, length_scale, open_trace
     gone_ms=st.sampled_from([0, 0, 35, 200]),
     left_ms=st.sampled_from([0, 0, 500]),
     handoff=st.sampled_from(["pull", "push", "layerwise"]),
+    chunk_policy=st.sampled_from(["fixed", "fixed", "capped", "tpot_goal"]),
+    prepare_us=st.sampled_from([0, 0, 700, 4000]),
+    share_nics=st.booleans(),
 )
 def test_same_digest(
     pools: str,
@@ -37,6 +41,9 @@ def test_same_digest(
     gone_ms: int,
     left_ms: int,
     handoff: str,
+    chunk_policy: str,
+    prepare_us: int,
+    share_nics: bool,
 ) -> None:
     digests = []
     for singly in (True, False):
@@ -47,8 +54,14 @@ def test_same_digest(
                 "max_num_seqs": max_num_seqs,
                 "handoff": handoff,
                 "min_layerwise_tokens": 30,
+                "chunk_policy": chunk_policy,
+                "chunk_cap_tokens": 24,
+                # Steps of more than two sequences take longer by themselves.
+                "chunk_goal_ns": 2 * MS + 150_000,
             },
             singly=singly,
+            prepare_ns=prepare_us * NS_PER_US,
+            share_nics=share_nics,
             gone_after_ns=lambda i: gone_ms * MS if i % 5 == 2 else 0,
             time_left_ns=left_ms * MS,
         )

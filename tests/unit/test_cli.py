@@ -27,6 +27,7 @@ from twofold.cli.main import main
 from twofold.cli.serving import Wish
 from twofold.config import (
     EngineSettings,
+    GatewayLimits,
     ServeSettings,
     as_flags,
     read_gateway,
@@ -36,6 +37,7 @@ from twofold.live.deployment import Deployment, plan_deployment
 from twofold.live.ports import free_ports, is_free
 from twofold.live.supervisor import Child
 from twofold.metrics.ledger import PHASES
+from twofold.policy.split import SPLIT_CHOICES
 
 DEADLINE_S = 20.0
 FAKE = Path(__file__).with_name("fake_gateway.py")
@@ -248,10 +250,16 @@ def test_explain_of_a_gateway_that_is_not_there(capsys: pytest.CaptureFixture[st
     assert f"http://127.0.0.1:{port}: no answer" in err
 
 
-def serve_fake(monkeypatch: pytest.MonkeyPatch, how: str, wish: Wish | None) -> int:
+def serve_fake(
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+    wish: Wish | None,
+    split_policy: str = "always",
+) -> int:
     """`twofold serve` of one process that answers as a gateway, from start to stop."""
     [port] = free_ports(1)
-    settings = ServeSettings(engine=ENGINE, port=port)
+    limits = GatewayLimits(split_policy=split_policy)
+    settings = ServeSettings(engine=ENGINE, port=port, limits=limits)
     command = (sys.executable, str(FAKE), str(port), how)
     fake = [Child(name="gateway", command=command)]
     monkeypatch.setattr(Deployment, "children", lambda self: fake)
@@ -301,6 +309,15 @@ def test_once_fails_when_the_answer_does_or_nothing_was_transferred(
 ) -> None:
     assert serve_fake(monkeypatch, how, Wish(question="Where?", once=True, json="")) == 1
     assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("policy", [name for name in SPLIT_CHOICES if name != "always"])
+def test_a_policy_that_may_keep_a_prompt_local_needs_no_transfer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    wish = Wish(question="Where?", once=True, json="")
+    assert serve_fake(monkeypatch, "local", wish, policy) == 0
+    assert "no KV bytes" not in capsys.readouterr().err
 
 
 def test_json_to_stdout_is_alone_there(

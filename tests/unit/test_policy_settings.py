@@ -6,11 +6,20 @@ from typing import Any
 
 import pytest
 
-from twofold.config import GatewayLimits, options
+from twofold.config import (
+    EngineSettings,
+    GatewayLimits,
+    Sources,
+    read_serve,
+    read_worker,
+)
+from twofold.config.options import all_options
 from twofold.config.values import SettingsError, read_value
 from twofold.core.recovery import FAILURE_POLICIES, MOST_RETRIES
 from twofold.core.router import Router
+from twofold.core.worker import WorkerCore
 from twofold.policy.admit import ADMISSIONS
+from twofold.policy.chunk import CHUNK_BUDGETS
 from twofold.policy.decode import DECODE_CHOICES
 from twofold.policy.prefill import PREFILL_CHOICES
 from twofold.policy.split import SPLIT_CHOICES
@@ -24,17 +33,35 @@ TABLES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("setting", TABLES)
+@pytest.mark.parametrize("setting", [*TABLES, "chunk_policy"])
 def test_every_policy_can_be_set_and_no_other(setting: str) -> None:
-    option = next(option for option in options("gateway") if option.key == setting)
-    for name in TABLES[setting]:
+    table = TABLES.get(setting, CHUNK_BUDGETS)
+    option = next(option for option in all_options() if option.key == setting)
+    for name in table:
         assert read_value(name, option.type, is_text=True, where="x") == name
     with pytest.raises(SettingsError) as caught:
         read_value("best", option.type, is_text=True, where=option.flag)
-    assert str(caught.value) == f"{option.flag}: must be one of {', '.join(TABLES[setting])}"
+    assert str(caught.value) == f"{option.flag}: must be one of {', '.join(table)}"
 
 
-def test_the_defaults_are_the_routers() -> None:
+@pytest.mark.parametrize(
+    ("policy", "flag"), [("capped", "--chunk-cap-tokens"), ("tpot_goal", "--chunk-tpot-s")]
+)
+def test_a_chunk_policy_needs_its_limit(policy: str, flag: str) -> None:
+    flags: dict[str, Any] = {"model": "builtin", "name": "w", "role": "mixed"}
+    flags |= {"chunk_policy": policy}
+    with pytest.raises(SettingsError) as caught:
+        read_worker(Sources(flags=flags))
+    assert str(caught.value) == f"--chunk-policy {policy}: needs {flag} above 0"
+    with pytest.raises(SettingsError):
+        read_serve(Sources(flags={"model": "builtin", "chunk_policy": policy}))
+    limit = flag.removeprefix("--").replace("-", "_")
+    assert read_worker(Sources(flags=flags | {limit: "3"})).engine.chunk_policy == policy
+
+
+def test_the_defaults_are_the_cores() -> None:
+    engine = WorkerCore.__init__.__kwdefaults__ or {}
+    assert EngineSettings(model="m").chunk_policy == engine["chunk_policy"] == "fixed"
     limits = GatewayLimits()
     assert limits.prefill_policy == next(iter(PREFILL_CHOICES))
     defaults = Router.__init__.__kwdefaults__ or {}
@@ -46,7 +73,7 @@ def test_the_defaults_are_the_routers() -> None:
 
 
 def test_retries_are_as_many_as_the_router_takes() -> None:
-    option = next(option for option in options("gateway") if option.key == "retries")
+    option = next(option for option in all_options() if option.key == "retries")
     assert read_value(str(MOST_RETRIES), option.type, is_text=True, where="x") == MOST_RETRIES
     for text in ("0", str(MOST_RETRIES + 1), "some"):
         with pytest.raises(

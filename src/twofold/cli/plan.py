@@ -42,7 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(parser, "--resamples", "N", "resamples of the trace for the interval (default 8)")
     add(parser, "--nodes", "N", "machines that the accelerators are in")
-    add(parser, "--prepare-ms", "X", "what a handoff takes of decode's loop, for the rules")
     parser.add_argument(
         "--quick", action="store_true", help="smaller samples of the trace, and fewer finalists"
     )

@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--pools", "SPEC", "workers: 2P1D, 3M, or 2P:h100,2D:h200:tp2", True)
     add(parser, "--rate-scale", "A:B:STEP", "the trace's rate times this (default 1)", True)
     add(parser, "--crash", "W@S[:D]", "worker W dies at S seconds, for D seconds or for good", True)
+    add(parser, "--faults", "SEED[:RATE]", "lose, repeat, delay and fail at RATE (default 0.001)")
     group = parser.add_argument_group("failures")
     add(group, "--failure-policy", "NAME", "what becomes of a request whose leg fails", True)
     add(group, "--retries", "N", "with retry-pair: retries of a request (default 1)")

@@ -39,6 +39,14 @@ def add_hardware(parser: argparse.ArgumentParser) -> None:
     add(group, "--accelerator", "NAME", "without a profile: what to estimate for", True)
     add(group, "--tp", "N", "without a profile: accelerators of a worker (default 1)", True)
     add(group, "--link-gbytes-per-s", "X", "of each accelerator (default: as usually built)", True)
+    group.add_argument(
+        "--link-sharing",
+        choices=("worker", "pair"),
+        default="worker",
+        help="who shares a link: all transfers of a worker (default), or only those of a pair",
+    )
+    add(group, "--host-bounce", "X", "KV passes through host memory, copied at X GB/s at each end")
+    add(group, "--prepare-ms", "X", "preparing a handoff: on decode's loop in pull, else beside it")
     add(group, "--usd-per-hour", "NAME=X", "price of an accelerator", True)
     group.add_argument(
         "--extrapolate", action="store_true", help="go on beyond what a profile measured"
@@ -49,8 +57,15 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     """Settings of every worker."""
     group = parser.add_argument_group("workers")
     add(group, "--handoff", "MODE", "how KV is handed over (default pull)", True)
-    add(group, "--policy", "KIND=NAME", "routing, such as prefill=jsq,decode=free_blocks", True)
+    add(
+        group,
+        "--policy",
+        "KIND=NAME",
+        "such as prefill=jsq,decode=free_blocks or chunk=capped",
+        True,
+    )
     add(group, "--chunk", "N", "tokens of a step: max_num_batched_tokens", True)
+    add(group, "--chunk-cap", "N", "prompt tokens of a step, at most, with --policy chunk=capped")
     add(group, "--max-num-seqs", "N", f"sequences of a step (default {DEFAULT_SEQS})", True)
     add(group, "--block-size", "N", "tokens of a KV block (default 16)", True)
     add(group, "--kv-blocks", "N", "KV blocks of a worker (default: what fits its memory)", True)

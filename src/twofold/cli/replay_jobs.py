@@ -15,6 +15,7 @@ from twofold.cli.replay_setting import Setting, handoff, links
 from twofold.cli.replay_values import (
     crash,
     failure_policy,
+    faults,
     many,
     one,
     policy,
@@ -46,6 +47,7 @@ def jobs_of(args: argparse.Namespace, setting: Setting) -> list[Job]:
         crashes=many(args, "--crash", crash, ()),
         retries=one(args, "--retries", retries, 1),
         recompute_tokens_per_s=one(args, "--recompute-tokens-per-s", whole, 2_000),
+        faults=one(args, "--faults", faults, None),
     )
     try:
         scenarios = combinations(like, axes, setting.machines)

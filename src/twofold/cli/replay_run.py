@@ -10,7 +10,7 @@ import msgspec
 from twofold.cost.errors import CostError
 from twofold.metrics.record import RequestRecord
 from twofold.metrics.slo import figures
-from twofold.plan.runner import Problem, SetupError, machines_of, simulate, slots_held
+from twofold.plan.runner import Problem, SetupError, machines_of, simulate_counting, slots_held
 from twofold.plan.scenario import Scenario
 from twofold.report.chrome import save_chrome_trace
 from twofold.report.queues import QueueRecorder, Queues
@@ -49,7 +49,7 @@ def lost(job: Job, reason: str) -> Run | Problem:
 
 def _run(job: Job) -> Run:
     scenario = job.scenario
-    records = simulate(scenario)
+    records, n_faults = simulate_counting(scenario)
     if job.chrome:
         save_chrome_trace(job.chrome, records, job.header)
     more: dict[str, Any] = {}
@@ -71,6 +71,7 @@ def _run(job: Job) -> Run:
         power_w=_total([m.power_w for m in machines_of(scenario)], scenario),
         slots=slots,
         slots_peak=peak,
+        faults=None if scenario.faults is None else n_faults,
         queues=queues_of(scenario, records) if job.queues else None,
         **more,
     )

@@ -32,6 +32,7 @@ from twofold.plan.scenario import Engine, Scenario, Workload
 from twofold.plan.workload import Requests, requests_of
 from twofold.report.results import Goal
 from twofold.trace import TraceError
+from twofold.types import NS_PER_MS
 
 DEFAULT_CHUNK: Final = 2048
 _HANDOFFS: Final = tuple(MODES)
@@ -80,6 +81,9 @@ def read_setting(args: argparse.Namespace) -> Setting:
         slo=goal.slo(),
         attainment=goal.attainment,
         seed=seed,
+        link_sharing=args.link_sharing,
+        bounce_bytes_per_s=one(args, "--host-bounce", link, 0),
+        prepare_ns=round(one(args, "--prepare-ms", not_negative, 0.0) * NS_PER_MS),
     )
     notes = [requests.info.describe(), *(m.title for m in machines), *notes]
     jobs = one(args, "--jobs", whole, len(os.sched_getaffinity(0)))
@@ -159,6 +163,7 @@ def _engine(args: argparse.Namespace, machines: list[Machine]) -> tuple[Engine, 
     engine = Engine(
         max_num_seqs=seqs,
         chunk_tokens=max(chunk, seqs),
+        chunk_cap_tokens=one(args, "--chunk-cap", whole, 0),
         memory_share=one(args, "--memory-share", share, 0.9),
         kv_dtype=args.kv_dtype,
         prefix_caching=not args.no_prefix_caching,

@@ -11,6 +11,7 @@ from twofold.cli.command import CommandError
 from twofold.core.recovery import FAILURE_POLICIES, MOST_RETRIES
 from twofold.plan.sweep import rates
 from twofold.policy.admit import ADMISSIONS
+from twofold.policy.chunk import CHUNK_BUDGETS
 from twofold.policy.decode import DECODE_CHOICES
 from twofold.policy.prefill import PREFILL_CHOICES
 from twofold.policy.split import SPLIT_CHOICES
@@ -18,6 +19,7 @@ from twofold.sim import Crash
 from twofold.types import seconds_to_ns
 
 GB: Final = 10**9
+DEFAULT_FAULT_RATE: Final = 0.001
 _MOST: Final = 10**12
 _TABLES: Final[dict[str, dict[str, Any]]] = {
     "prefill": PREFILL_CHOICES,
@@ -25,6 +27,7 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
     "split": SPLIT_CHOICES,
     "admission": ADMISSIONS,
     "failure": dict.fromkeys(FAILURE_POLICIES),
+    "chunk": CHUNK_BUDGETS,
 }
 
 V = TypeVar("V")
@@ -160,6 +163,15 @@ def retries(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text[:20]) <= MOST_RETRIES:
         raise ValueError(f"must be a whole number from 1 to {MOST_RETRIES}")
     return int(text)
+
+
+def faults(text: str) -> tuple[int, float]:
+    """SEED or SEED:RATE. Raises ValueError."""
+    seed, colon, rate = text.partition(":")
+    chance = _number(rate) if colon else DEFAULT_FAULT_RATE
+    if not (seed.isdecimal() and int(seed[:20]) <= _MOST and 0 <= chance <= 1):
+        raise ValueError("must be SEED or SEED:RATE with a rate from 0 to 1, such as 7:0.001")
+    return int(seed), chance
 
 
 def crash(text: str) -> Crash:

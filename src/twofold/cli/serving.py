@@ -78,7 +78,8 @@ class _Service:
         status: Status,
     ) -> None:
         self._gateway = deployment.gateway
-        self._is_split = settings.prefill > 0
+        # Any other split policy may leave a prompt where its answer is written.
+        self._must_transfer = settings.prefill > 0 and settings.limits.split_policy == "always"
         self._wish = wish
         self._status = status
         host = self._gateway.host
@@ -155,7 +156,7 @@ class _Service:
                 return EXIT_FAILED
             self._show(answer, shown)
         write_json(wish.json, answer)
-        if self._is_split and answer.ledger.transferred_bytes == 0:
+        if self._must_transfer and answer.ledger.transferred_bytes == 0:
             self._say("error", "no KV bytes were transferred, although prefill has its own worker")
             return EXIT_FAILED
         return EXIT_DONE

@@ -110,6 +110,7 @@ def read_worker(sources: Sources) -> WorkerSettings:
     """Settings of `twofold worker`. Raises SettingsError."""
     reader = Reader(sources)
     engine = EngineSettings(**reader.values(options("engine")))
+    _check_chunks(engine, reader)
     return WorkerSettings(**reader.values(options("worker"), WORKER_DEFAULTS), engine=engine)
 
 
@@ -132,6 +133,7 @@ def read_serve(sources: Sources) -> tuple[ServeSettings, frozenset[str]]:
         own |= {"prefill": 0, "decode": 0}
     settings = ServeSettings(**own, engine=EngineSettings(**engine), limits=GatewayLimits(**limits))
     _check_pools(settings, reader.where(_POOLS))
+    _check_chunks(settings.engine, reader)
     return settings, reader.given()
 
 
@@ -144,6 +146,14 @@ def _check_pools(settings: ServeSettings, where: str) -> None:
         raise SettingsError(f"{where}: decode workers need a prefill or a mixed worker as well")
     if settings.decode == 0:
         raise SettingsError(f"{where}: prefill workers need a decode or a mixed worker as well")
+
+
+def _check_chunks(engine: EngineSettings, reader: Reader) -> None:
+    """Raise SettingsError for a chunk policy without the limit that it keeps to."""
+    limit = {"capped": "chunk_cap_tokens", "tpot_goal": "chunk_tpot_s"}.get(engine.chunk_policy)
+    if limit is not None and not getattr(engine, limit):
+        flag = f"--{limit.replace('_', '-')}"
+        raise SettingsError(f"{reader.where(['chunk_policy'])}: needs {flag} above 0")
 
 
 def _read_file(name: str) -> dict[str, dict[str, Any]]:

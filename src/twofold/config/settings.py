@@ -61,6 +61,21 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: Annotated[
         int, Meta(ge=1, description="tokens computed in one step, at most")
     ] = 512
+    chunk_policy: Annotated[
+        str,
+        Meta(
+            description="how many prompt tokens go into a step beside sequences that decode: all"
+            " that it has left (fixed), at most chunk_cap_tokens (capped), or what keeps it within"
+            " chunk_tpot_s (tpot_goal)",
+            extra={CHOICES: ("fixed", "capped", "tpot_goal")},
+        ),
+    ] = "fixed"
+    chunk_cap_tokens: Annotated[
+        int, Meta(ge=0, description="prompt tokens of a step, at most, with the capped policy")
+    ] = 0
+    chunk_tpot_s: Annotated[
+        float, Meta(ge=0, description="seconds that a step may take with the tpot_goal policy")
+    ] = 0.0
     max_model_len: Annotated[
         int, Meta(ge=0, description="tokens of prompt and answer, at most; 0: the model's limit")
     ] = 0

@@ -22,6 +22,7 @@ from operator import attrgetter
 from typing import Final
 
 from twofold.core.blocks import BlockPool
+from twofold.core.chunks import Chunks
 from twofold.core.request import Outcome, Request, State
 from twofold.core.timers import Timers
 from twofold.messages import RunStep, StepDone, StepFailed, Token, WorkerEffect
@@ -29,6 +30,7 @@ from twofold.policy import batch
 from twofold.types import BlockId, RequestId
 
 Effects = list[WorkerEffect]
+Work = list[tuple[RequestId, int, int]]
 _age: Final = attrgetter("id")
 
 
@@ -39,7 +41,8 @@ class Engine:
     peer has got its blocks, of which the first `hits` hold cached content.
     Of requests whose KV a peer will have, `on_progress` is called when more of it exists,
     `on_held` when all does (the callee takes over the blocks), and `on_gave_up` when it never will.
-    What `may_start` says no to is not even tried."""
+    What `may_start` says no to is not even tried. `chunks` bounds the prompts of a step; None:
+    they get all that is left of it."""
 
     def __init__(
         self,
@@ -55,18 +58,17 @@ class Engine:
         on_held: Callable[[Request, int, Effects], None],
         on_gave_up: Callable[[Request, str, Effects], None],
         may_start: Callable[[Request], bool] = lambda request: True,
+        chunks: Chunks | None = None,
     ) -> None:
         if max_num_batched_tokens < max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens {max_num_batched_tokens} is below max_num_seqs "
                 f"{max_num_seqs}: a step could not decode every sequence"
             )
-        self.pool = pool
-        self.timers = timers
+        self.pool, self.timers, self.chunks = pool, timers, chunks
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_model_len = max_model_len
-        self.max_waiting = max_waiting
+        self.max_model_len, self.max_waiting = max_model_len, max_waiting
         self._on_placed_remote, self._may_start = on_placed_remote, may_start
         self._on_progress, self._on_held, self._on_gave_up = on_progress, on_held, on_gave_up
         self.requests: dict[RequestId, Request] = {}
@@ -74,10 +76,8 @@ class Engine:
         self.running: list[Request] = []
         self.n_placed = 0  # requests that hold a slot: running, loading, verifying
         self.step: RunStep | None = None
-        self.n_steps = 0
-        self.n_preemptions = 0
+        self.n_steps = self.n_preemptions = self._n_enqueued = 0
         self._in_step: dict[RequestId, Request] = {}
-        self._n_enqueued = 0
         self._tried: tuple[int, int, int] | None = None
 
     # ------------------------------------------------------------------ arrive
@@ -119,7 +119,7 @@ class Engine:
             return
         if self.waiting:
             self._rescue()
-        work: list[tuple[RequestId, int, int]] = []
+        work: Work = []
         budget = self._continue(work)
         if self.waiting:
             self._place_waiting(work, budget, now_ns, out)
@@ -132,9 +132,11 @@ class Engine:
                     request.first_step_ns = now_ns
             self.step = RunStep(self.n_steps, tuple(work))
             out.append(self.step)
+            if self.chunks is not None:
+                self.chunks.began(now_ns)
 
-    def _continue(self, work: list[tuple[RequestId, int, int]]) -> int:
-        """Put running requests into `work`, decodes first; returns the budget left."""
+    def _continue(self, work: Work) -> int:
+        """Put running requests into `work`, decodes first; returns what prompts may still have."""
         budget = self.max_num_batched_tokens
         size = self.pool.block_size
         prefilling = False
@@ -148,6 +150,8 @@ class Engine:
                     continue
                 work.append((request.id, computed, 1))
                 budget -= 1
+        if self.chunks is not None:
+            budget = self.chunks.tokens(budget, len(work))
         for request in self.running if prefilling else ():
             if request.n_missing > 1 and budget > 0:
                 n = batch.chunk_tokens(request.n_missing, budget)
@@ -218,36 +222,30 @@ class Engine:
     @property
     def is_settled(self) -> bool:
         """Whether trying to place what waits is in vain until blocks come back or one arrives."""
-        return not self.waiting or (
-            self._tried is not None and self._tried[:2] == self._changes()[:2]
-        )
+        return not self.waiting or (self._tried or ())[:2] == self._changes()[:2]
 
-    def _place_waiting(
-        self, work: list[tuple[RequestId, int, int]], budget: int, now_ns: int, out: Effects
-    ) -> None:
+    def _place_waiting(self, work: Work, budget: int, now_ns: int, out: Effects) -> None:
         if self._tried != self._changes():
-            self._try_all(work, budget, now_ns, out)
+            budget = self._try_all(work, budget, now_ns, out)
         # With no budget left some were not even tried.
-        spent = sum(n for _, _, n in work) >= self.max_num_batched_tokens
-        self._tried = None if spent else self._changes()
+        self._tried = self._changes() if budget else None
 
-    def _try_all(
-        self, work: list[tuple[RequestId, int, int]], budget: int, now_ns: int, out: Effects
-    ) -> None:
+    def _try_all(self, work: Work, budget: int, now_ns: int, out: Effects) -> int:
         passed: list[Request] = []
         for request in list(self.waiting):
             if self.n_placed >= self.max_num_seqs:
-                return
+                break
             if request.source is None and (budget == 0 or not self._may_start(request)):
                 continue
             if not self._try_place(request, passed, now_ns, out):
                 if batch.reserves(request.bypassed):
-                    return
+                    break
                 passed.append(request)
             elif request.state is State.RUNNING and budget > 0:
                 n = batch.chunk_tokens(request.n_missing, budget)
                 work.append((request.id, request.computed, n))
                 budget -= n
+        return budget
 
     def place_granted(self, request: Request, now_ns: int, out: Effects) -> None:
         """Place a request whose KV a peer holds without waiting for the step to end.
@@ -299,6 +297,8 @@ class Engine:
         assert self.step.step == message.step, f"step {message.step} ended, not {self.step.step}"
         step, self.step = self.step, None
         rows, self._in_step = self._in_step, {}
+        if self.chunks is not None:
+            self.chunks.ended(step, now_ns)
         sampled = dict(message.tokens)
         size = self.pool.block_size
         for request_id, start, n in step.work:

@@ -37,6 +37,7 @@ class Load(Protocol):
     predicted_tokens: int
     block_keys: tuple[int, ...]
     block_tokens: int
+    model: str
 
 
 class RouterWorker(msgspec.Struct):
@@ -156,8 +157,26 @@ class Fleet:
         return 0
 
     def prefill_views(self, load: Load) -> list[PrefillView]:
-        """Prefill workers that are up and have a decode worker to hand over to."""
-        return [self._prefill_view(n, load) for n in self.up("prefill") if self._matches(n)]
+        """Prefill workers of its model that are up and have a decode worker to hand over to."""
+        return [
+            self._prefill_view(n, load)
+            for n in self.up("prefill")
+            if self._matches(n) and self._serves(n, load)
+        ]
+
+    def unserved(self, load: Load) -> str | None:
+        """Why nobody can serve its model, where others are served; None where somebody can."""
+        if any(
+            w.up and w.seen.role == "mixed" and self._serves(n, load)
+            for n, w in self.workers.items()
+        ):
+            return None
+        if any(self._matches(n) and self._serves(n, load) for n in self.up("prefill")):
+            return None
+        return f"no workers that serve {load.model} can be paired now"
+
+    def _serves(self, worker: str, load: Load) -> bool:
+        return not load.model or self.workers[worker].seen.model in ("", load.model)
 
     def _prefill_view(self, name: str, load: Load) -> PrefillView:
         worker = self.workers[name]
@@ -198,7 +217,7 @@ class Fleet:
         )
 
     def whole_views(self, load: Load) -> tuple[WholeView, ...]:
-        """All workers that are up, as those that do both halves."""
+        """All workers of its model that are up, as those that do both halves."""
         return tuple(
             [
                 WholeView(
@@ -216,7 +235,7 @@ class Fleet:
                     worker.seen.max_num_seqs,
                 )
                 for name, worker in self.workers.items()
-                if worker.up
+                if worker.up and self._serves(name, load)
             ]
         )
 

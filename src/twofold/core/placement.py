@@ -110,7 +110,7 @@ class Placer:
             )
         )
         if not whole.worker and remote is None:
-            reason = self.unready()
+            reason = self.unready() or self.fleet.unserved(load)
             if reason is None:  # workers are up, but none may be given more
                 return Refusal(429, "over_capacity", chosen.reason, 1)
             return Refusal(503, "not_ready", reason, 1)

@@ -44,6 +44,7 @@ class Routed(msgspec.Struct, kw_only=True):
     predicted_tokens: int = 0
     block_keys: tuple[int, ...] = ()
     block_tokens: int = 0
+    model: str = ""
     sent_ns: int = 0
     started_ns: int = 0
     deadline_ns: int = 0

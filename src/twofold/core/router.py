@@ -194,6 +194,7 @@ class Router:
             block_keys=message.block_keys,
             block_tokens=message.block_tokens,
             deadline_ns=now_ns + message.time_left_ns if message.time_left_ns else 0,
+            model=message.model,
         )
         placed = self._placer.place(request, message.time_left_ns)
         if isinstance(placed, Refusal):

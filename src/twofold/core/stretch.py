@@ -49,9 +49,10 @@ def _has_blocks(running: list[Request], steps: int, available: int, size: int) -
     return available >= 0
 
 
-def advance(engine: Engine, k: int) -> None:
+def advance(engine: Engine, k: int, start_ns: int) -> None:
     """Leave the engine as `k` results would, fewer than `steps_ahead`, the next step in flight.
 
+    `start_ns` is when that one began, by the engine's clock.
     Blocks are taken in the order in which single steps take them, because eviction follows it.
     The tokens' ids are of no consequence: only abridged requests can be advanced.
     """
@@ -77,6 +78,8 @@ def advance(engine: Engine, k: int) -> None:
         work.append((request.id, request.computed, 1))
     engine.n_steps += k
     engine.step = RunStep(engine.n_steps, tuple(work))
+    if engine.chunks is not None:
+        engine.chunks.began(start_ns)
 
 
 def _step_order(crossing: tuple[int, int, int, Request]) -> tuple[int, int, int]:

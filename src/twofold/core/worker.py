@@ -6,8 +6,9 @@ Drivers call `handle` with each message and carry out the effects in order.
 from __future__ import annotations
 
 from twofold.core.blocks import BlockPool
+from twofold.core.chunks import make_chunks
 from twofold.core.engine import Effects, Engine
-from twofold.core.handoff import MODES
+from twofold.core.handoff import MODES, Mode
 from twofold.core.request import Request, State
 from twofold.core.timers import Timers
 from twofold.messages import (
@@ -30,6 +31,14 @@ from twofold.messages import (
     WriteDone,
 )
 from twofold.types import NS_PER_MS, NS_PER_S, KVLayout, ceil_div
+
+
+def _of_mode(
+    mode: Mode, lost_grace_ns: int, min_layerwise_tokens: int, most_blocks: int
+) -> dict[str, int]:
+    """Settings that only some modes' sources have; a request has `most_blocks` at most."""
+    own = {"reserve_blocks": most_blocks} if mode.at_once else {"lost_grace_ns": lost_grace_ns}
+    return own | ({"min_layerwise_tokens": min_layerwise_tokens} if mode.by_layer else {})
 
 
 class WorkerCore:
@@ -58,13 +67,13 @@ class WorkerCore:
         verify_timeout_ns: int = 5 * NS_PER_S,
         repeat_ns: int = 250 * NS_PER_MS,
         min_layerwise_tokens: int = 512,
+        chunk_policy: str = "fixed",
+        chunk_cap_tokens: int = 0,
+        chunk_goal_ns: int = 0,
     ) -> None:
         mode = MODES[handoff]
-        own: dict[str, int] = {} if mode.at_once else {"lost_grace_ns": lost_grace_ns}
-        if mode.by_layer:
-            own["min_layerwise_tokens"] = min_layerwise_tokens
-        if mode.at_once:
-            own["reserve_blocks"] = min(n_blocks, ceil_div(max_model_len, layout.block_size))
+        most_blocks = min(n_blocks, ceil_div(max_model_len, layout.block_size))
+        own = _of_mode(mode, lost_grace_ns, min_layerwise_tokens, most_blocks)
         self.timers = Timers()
         self.pool = BlockPool(n_blocks, layout.block_size, caching=prefix_caching)
         self.source = mode.source(
@@ -87,6 +96,7 @@ class WorkerCore:
             on_held=self.source.keep,
             on_gave_up=self.source.gave_up,
             may_start=self.source.may_start,
+            chunks=make_chunks(chunk_policy, chunk_cap_tokens, chunk_goal_ns, layout.block_size),
         )
         self.reader = mode.reader(
             engine=self.engine,

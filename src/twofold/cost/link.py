@@ -46,10 +46,13 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
     def fixed_ns(self, nbytes: int) -> int:
         """Time beside the shared wire: preparation, latency, serial host copies."""
-        copies = 0
-        if self.bounce == "serial":
-            copies = 2 * ceil_div(nbytes * NS_PER_S, self.bounce_bytes_per_s)
-        return self.prepare_ns + self.latency_ns + copies
+        return self.prepare_ns + self.latency_ns + self.copies_ns(nbytes)
+
+    def copies_ns(self, nbytes: int) -> int:
+        """Time of serial copies to host memory at one end and from it at the other."""
+        if self.bounce != "serial":
+            return 0
+        return 2 * ceil_div(nbytes * NS_PER_S, self.bounce_bytes_per_s)
 
     def transfer_ns(self, nbytes: int, sharers: int = 1) -> int:
         """Time of one transfer while `sharers` transfers, itself among them, share the wire."""

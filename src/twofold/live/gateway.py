@@ -143,6 +143,7 @@ class Gateway:
         stream: bool,
         weight: int,
         max_tokens: int = 0,
+        model: str = "",
     ) -> None:
         """Serve a request that has been checked; `data` is its decoded body.
 
@@ -164,6 +165,7 @@ class Gateway:
                 weight=weight,
                 time_left_ns=max(1, left_ns),
                 max_tokens=max_tokens,
+                model=model,
             )
         )
 

@@ -62,6 +62,7 @@ class PublicApi:
                 stream=checked.stream,
                 weight=_weight(checked),
                 max_tokens=checked.max_tokens or 0,
+                model=checked.model,
             )
 
         return handle

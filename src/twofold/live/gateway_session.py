@@ -46,11 +46,12 @@ class Ended(msgspec.Struct, kw_only=True):
     def line(self) -> str:
         """One line for the log."""
         ttft = f"{self.ttft_ms:.1f}ms" if self.ttft_ms is not None else "-"
-        tokens = self.n_output if self.n_output is not None else "-"
+        # A stream that is passed on as bytes is not counted; no figure is better than a guess.
+        tokens = f" tokens={self.n_output}" if self.n_output is not None else ""
         where = ">".join(filter(None, (self.prefill_worker, self.decode_worker))) or "-"
         return (
             f"{self.request_id} {self.outcome} {self.status} ttft={ttft} e2e={self.e2e_ms:.1f}ms"
-            f" tokens={tokens} {where}{f': {self.why}' if self.why else ''}"
+            f"{tokens} {where}{f': {self.why}' if self.why else ''}"
         )
 
 

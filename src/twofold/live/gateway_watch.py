@@ -147,6 +147,7 @@ class Watcher:
                 layout=identity.layout,
                 kv_blocks=identity.kv_blocks,
                 max_num_seqs=identity.max_num_seqs,
+                model=identity.model,
             )
         )
 

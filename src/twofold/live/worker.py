@@ -87,6 +87,9 @@ class Worker:
             "handoff": engine.handoff,
             "lease_ns": seconds_to_ns(engine.lease_s),
             "min_layerwise_tokens": engine.layerwise_min_tokens,
+            "chunk_policy": engine.chunk_policy,
+            "chunk_cap_tokens": engine.chunk_cap_tokens,
+            "chunk_goal_ns": seconds_to_ns(engine.chunk_tpot_s),
         }
         self._journal: BinaryIO | None = None
         self._server: HttpServer | None = None

@@ -11,7 +11,8 @@ from twofold.types import KVLayout, RequestId
 class WorkerSeen(Plain, frozen=True, kw_only=True):
     """A worker answers: who it is in this life, what it does and how its KV is laid out.
 
-    `kv_blocks` is its pool and `max_num_seqs` its sequences in a step; 0: not known.
+    `kv_blocks` is its pool and `max_num_seqs` its sequences in a step; 0: not known. `model` is
+    the name that its model is asked for by; "": any.
     """
 
     worker: str
@@ -20,6 +21,7 @@ class WorkerSeen(Plain, frozen=True, kw_only=True):
     layout: KVLayout | None = None
     kv_blocks: int = 0
     max_num_seqs: int = 0
+    model: str = ""
 
 
 class WorkerGone(Plain, frozen=True):
@@ -29,11 +31,12 @@ class WorkerGone(Plain, frozen=True):
 
 
 class Arrive(Plain, frozen=True, kw_only=True):
-    """A client's request. All but the deadline is for placement only, and may be an estimate.
+    """A client's request. All but deadline and model is for placement, and may be an estimate.
 
     `weight` is its prompt's tokens, `max_tokens` bounds its answer's, `predicted_tokens` is what
     those are expected to be; 0: not known. `block_keys` name its blocks of `block_tokens` prompt
-    tokens in order: equal keys mean that prompts are equal up to there.
+    tokens in order: equal keys mean that prompts are equal up to there. It goes to workers of
+    `model`; "": to any.
     """
 
     request_id: RequestId
@@ -43,6 +46,7 @@ class Arrive(Plain, frozen=True, kw_only=True):
     predicted_tokens: int = 0
     block_keys: tuple[int, ...] = ()
     block_tokens: int = 0
+    model: str = ""
 
 
 class PrefillDone(Plain, frozen=True):

@@ -15,13 +15,16 @@ from twofold.metrics.slo import Slo, meets
 from twofold.plan.hardware import Machine, layout_of, read_machine
 from twofold.plan.scenario import Scenario
 from twofold.plan.workload import requests_of, scaled
-from twofold.sim import Cluster
+from twofold.sim import Cluster, SeededFaults
 from twofold.sim.pools import Pool, PoolsError, plan_workers
 from twofold.trace import TraceError, TraceRequest
 from twofold.types import NS_PER_MS, NS_PER_S, ceil_div, ns_to_ms
 
 MAX_MODEL_LEN = 2**31 - 1
 """What fits is settled by KV blocks alone: a trace may be of another model than the profile."""
+
+LATEST_NS = 100 * NS_PER_MS
+"""The longest that a seeded fault delays a message."""
 
 _LEAST_ANSWERS = 10
 
@@ -75,18 +78,51 @@ def simulate(scenario: Scenario) -> list[RequestRecord]:
 
     Raises SetupError, TraceError or CostError (OutOfRange outside the profile).
     """
+    return simulate_counting(scenario)[0]
+
+
+def simulate_counting(scenario: Scenario) -> tuple[list[RequestRecord], int]:
+    """`simulate`, and how many faults of `Scenario.faults` there were."""
     requests = requests_of(scenario.workload, scenario.seed).rows
     cluster = _cluster(scenario)
-    return cluster.run(iter(scaled(requests, scenario.rate_scale)))
+    records = cluster.run(iter(scaled(requests, scenario.rate_scale)))
+    return records, cluster.network.n_faults
 
 
 def _cluster(scenario: Scenario) -> Cluster:
-    workers = plan_workers(scenario.pools, lambda pool: _settle(scenario, pool))
+    pair_bytes_per_s = link_bytes_per_s(scenario)
+
+    def nic_bytes_per_s(pool: Pool) -> int:
+        machine = machine_of(scenario, pool)
+        return _each_link(scenario, [machine]) * machine.tp
+
+    least_tp = min(machine.tp for machine in machines_of(scenario))
     return Cluster(
-        workers,
-        link_bytes_per_s=link_bytes_per_s(scenario),
+        plan_workers(scenario.pools, lambda pool: _settle(scenario, pool), nic_bytes_per_s),
+        link_bytes_per_s=pair_bytes_per_s,
+        share_nics=scenario.link_sharing == "worker",
+        bounce_bytes_per_s=scenario.bounce_bytes_per_s * least_tp,
+        prepare_ns=scenario.prepare_ns,
         crashes=scenario.crashes,
+        faults=_faults(scenario),
         router=_router(scenario),
+    )
+
+
+def _faults(scenario: Scenario) -> SeededFaults | None:
+    """Faults of all kinds at one rate. Flipped bits are left out: no content is simulated here."""
+    if scenario.faults is None:
+        return None
+    seed, rate = scenario.faults
+    return SeededFaults(
+        seed=seed,
+        drop=rate,
+        duplicate=rate,
+        delay=rate,
+        most_ns=LATEST_NS,
+        cut_leg=rate,
+        fail_read=rate,
+        fail_step=rate,
     )
 
 
@@ -94,17 +130,15 @@ def _router(scenario: Scenario) -> dict[str, Any]:
     """Settings of the router: policies, and the goals that admission and scores look at."""
     names = {"admission": "admission"}
     found: dict[str, Any] = {
-        names.get(kind, f"{kind}_policy"): name for kind, name in scenario.policies
+        names.get(kind, f"{kind}_policy"): name
+        for kind, name in scenario.policies
+        if kind != "chunk"
     }
     found["seed"] = scenario.seed
     found["retries"] = scenario.retries
     found["recompute_tokens_per_s"] = scenario.recompute_tokens_per_s
-    for key, goal_ms in (
-        ("ttft_goal_ns", scenario.slo.ttft_ms),
-        ("tpot_goal_ns", scenario.slo.tpot_ms),
-    ):
-        if math.isfinite(goal_ms):
-            found[key] = round(goal_ms * NS_PER_MS)
+    found["ttft_goal_ns"] = _goal_ns(scenario.slo.ttft_ms)
+    found["tpot_goal_ns"] = _goal_ns(scenario.slo.tpot_ms)
     return found
 
 
@@ -121,8 +155,16 @@ def _settle(scenario: Scenario, pool: Pool) -> tuple[Mapping[str, Any], StepTime
         "max_waiting": engine.max_waiting,
         "prefix_caching": engine.prefix_caching,
         "handoff": engine.handoff,
+        "chunk_policy": scenario.chunk_policy,
+        "chunk_cap_tokens": engine.chunk_cap_tokens,
+        "chunk_goal_ns": _goal_ns(scenario.slo.tpot_ms),
     }
     return settings, machine.step
+
+
+def _goal_ns(goal_ms: float) -> int:
+    """0 for no goal."""
+    return round(goal_ms * NS_PER_MS) if math.isfinite(goal_ms) else 0
 
 
 def machine_of(scenario: Scenario, pool: Pool) -> Machine:
@@ -146,15 +188,20 @@ def n_blocks(scenario: Scenario, machine: Machine) -> int:
 def link_bytes_per_s(scenario: Scenario) -> int:
     """Of one pair of workers: the accelerators of the smaller one each have a link."""
     machines = machines_of(scenario)
-    each = scenario.link_bytes_per_s
-    if not each:
-        nics = [m.accelerator.nic_bytes_per_s for m in machines if m.accelerator is not None]
-        each = min(nics, default=0)
+    each = _each_link(scenario, machines)
     if not each:
         raise SetupError(
             f"{machines[0].title}: its network is not known; --link-gbytes-per-s says its speed"
         )
     return each * min(machine.tp for machine in machines)
+
+
+def _each_link(scenario: Scenario, machines: Sequence[Machine]) -> int:
+    """Bytes per second of the slowest accelerator's link, 0 where none is known."""
+    if scenario.link_bytes_per_s:
+        return scenario.link_bytes_per_s
+    nics = [m.accelerator.nic_bytes_per_s for m in machines if m.accelerator is not None]
+    return min(nics, default=0)
 
 
 def check(scenario: Scenario, *, skip_too_large: bool = False) -> None:
@@ -169,6 +216,10 @@ def check(scenario: Scenario, *, skip_too_large: bool = False) -> None:
             f"--chunk {engine.chunk_tokens}: below --max-num-seqs {engine.max_num_seqs}, so that "
             "a step could not decode every sequence"
         )
+    if scenario.chunk_policy == "capped" and not engine.chunk_cap_tokens:
+        raise SetupError("--policy chunk=capped: needs --chunk-cap N, prompt tokens of a step")
+    if scenario.chunk_policy == "tpot_goal" and not _goal_ns(scenario.slo.tpot_ms):
+        raise SetupError("--policy chunk=tpot_goal: needs --slo-tpot S, the goal to keep steps to")
     machines = machines_of(scenario)
     kv = {layout_of(m.shape, engine.block_size, engine.kv_dtype).block_bytes for m in machines}
     if len(kv) > 1:

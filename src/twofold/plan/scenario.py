@@ -13,6 +13,8 @@ from twofold.plan.hardware import Hardware
 from twofold.sim import Crash
 from twofold.sim.pools import Pool, pools_name
 
+LinkSharing = Literal["worker", "pair"]
+
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """A trace and what is done to it before anything is simulated, in this order.
@@ -42,7 +44,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of every worker. `kv_blocks` 0: what fits in `memory_share` of its memory."""
+    """Settings of every worker. `kv_blocks` 0: what fits in `memory_share` of its memory.
+
+    `chunk_cap_tokens` is what the chunk policy `capped` keeps prompts to in a step.
+    """
 
     block_size: int = 16
     kv_blocks: int = 0
@@ -50,6 +55,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     kv_dtype: str = "bfloat16"
     max_num_seqs: int = 256
     chunk_tokens: int = 2048
+    chunk_cap_tokens: int = 0
     max_waiting: int = 1_000_000
     prefix_caching: bool = True
     handoff: str = "pull"
@@ -58,9 +64,12 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """One run. `hardware` has one entry for each of `pools`.
 
-    `link_bytes_per_s` is of each accelerator's link, 0 for what such machines usually have.
-    `policies` are (which, name) pairs in order of which; `retries` and `recompute_tokens_per_s`
-    bound those of failure.
+    `link_bytes_per_s` is of each accelerator's link, 0 for what such machines usually have; all
+    transfers of a worker share its links, or (`pair`) only those with one other worker.
+    `bounce_bytes_per_s` is of copies through host memory, for each accelerator, 0 for none.
+    `prepare_ns` is what each handoff takes of decode's loop in pull, and beside it otherwise.
+    `faults` are a seed and the rate of each kind of fault. `policies` are (which, name) pairs in
+    order of which; `retries` and `recompute_tokens_per_s` bound those of failure.
     """
 
     workload: Workload
@@ -69,12 +78,16 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     engine: Engine = Engine()
     rate_scale: float = 1.0
     link_bytes_per_s: int = 0
+    link_sharing: LinkSharing = "worker"
+    bounce_bytes_per_s: int = 0
+    prepare_ns: int = 0
     slo: Slo = Slo()
     attainment: float = 0.9
     policies: tuple[tuple[str, str], ...] = ()
     retries: int = 1
     recompute_tokens_per_s: int = 2_000
     crashes: tuple[Crash, ...] = ()
+    faults: tuple[int, float] | None = None
     seed: int = 0
 
     @property
@@ -85,6 +98,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         if self.workload.resample:
             words.append(f"resample {self.workload.resample}")
         return f"{' '.join(words)} at {self.rate_scale:.6g}x"
+
+    @property
+    def chunk_policy(self) -> str:
+        """How much of a step prompts get."""
+        return dict(self.policies).get("chunk", "fixed")
 
     @property
     def gpus(self) -> int:

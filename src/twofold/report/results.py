@@ -67,9 +67,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     it (chunk size, parallel degrees). `rate_scale` multiplies the trace's own rate.
     `goodput_per_gpu` is null without `gpus`; from a plan it is the highest rate per GPU that
     still meets the goal, else this run's own. `slots_peak` of `slots` decode slots were held at
-    once. `phases_ms` sum to the TTFT in their means, not in their percentiles. `digest` is the
-    SHA-256 over the outcome of every request, in order. `recoveries` counts what the failure policy
-    made of legs that failed: retried, recomputed, moved; exhausted, over_budget, no_place.
+    once. `faults` were let happen, null where none were asked for. `phases_ms` sum to the TTFT in
+    their means, not in their percentiles. `digest` is the SHA-256 over the outcome of every
+    request, in order. `recoveries` counts what the failure policy made of legs that failed:
+    retried, recomputed, moved; exhausted, over_budget, no_place.
     """
 
     pools: str
@@ -101,6 +102,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     power_w: float | None = None
     slots: int | None = None
     slots_peak: int | None = None
+    faults: int | None = None
     queues: Queues | None = None
     recoveries: dict[str, int] = msgspec.field(default_factory=dict)
 
@@ -175,7 +177,7 @@ def run_of(
     """The run that `figures` and `records` (of the same requests) describe.
 
     `digest` is computed unless given. `rest` are further fields of Run: label, handoff, policy,
-    settings, cost_per_hour, power_w, slots, slots_peak, queues, goodput_per_gpu.
+    settings, cost_per_hour, power_w, slots, slots_peak, faults, queues, goodput_per_gpu.
     """
     if gpus:
         rest.setdefault("goodput_per_gpu", Interval(value=finite(figures.goodput_rps / gpus)))

@@ -65,7 +65,7 @@ class _Column(NamedTuple):
     wide, the columns of the highest `spare` are left out; no two have the same.
     """
 
-    spare: int
+    spare: float
     head: str
     value: Callable[[Run], float | None]
     show: Callable[[Run, float | None], str]
@@ -220,6 +220,8 @@ def _columns(runs: Sequence[Run], goal: Goal | None, *, many_rates: bool) -> lis
         _Column(9, "TPOT p50", lambda run: run.tpot_ms.p50, _time, -1),
         _Column(5, "TPOT p99", lambda run: run.tpot_ms.p99, _time, -1),
     ]
+    if any(run.faults is not None for run in runs):
+        found.append(_Column(3.5, "faults", lambda run: run.faults, plain))
     if any(run.slots_peak is not None for run in runs):
         found.append(_Column(10, "slots", lambda run: run.slots_peak, plain))
     if any(run.cost_per_hour is not None for run in runs):

@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from twofold.core.handoff import MODES
+from twofold.cost.link import Link
 from twofold.messages import Abort, Release
 from twofold.metrics.record import RequestRecord
 from twofold.sim.events import Events, Kind
 from twofold.sim.faults import Again, Crash, Faults, Jump, Pause, Sever, Stray, Trouble
 from twofold.sim.gateway import SimGateway
 from twofold.sim.network import Network
+from twofold.sim.nics import Nics
 from twofold.sim.observer import Observer
 from twofold.sim.pools import WorkerPlan
 from twofold.sim.prompts import AbridgedPrompts, Prompts, PromptSource
@@ -26,9 +29,12 @@ class Cluster:
 
     `router` are further settings of the router, `layer_groups` how often a device says how far
     it is within a step (for layer-wise handoff). `time_left_ns` is every request's deadline, 0
-    for none. `gone_after_ns(request_id)` says when its client closes the connection, counted
-    from its arrival, 0 for never. `crashes` are troubles of all kinds. `observers` see every
-    message. Without observers, faults and contents, steps that are alike are crossed at once
+    for none. `prepare_ns` is what each handoff takes of decode's step loop in pull, and beside
+    the loops otherwise; `bounce_bytes_per_s` of each copy to or from host memory, 0 where KV does
+    not pass through it. A pair of workers shares a link, or with `share_nics` all transfers of a
+    worker share its own. `gone_after_ns(request_id)` says when its client closes the connection,
+    counted from its arrival, 0 for never. `crashes` are troubles of all kinds. `observers` see all
+    messages. Without observers, faults and contents, steps that are alike are crossed at once
     unless `singly`; the records are the same.
     Nothing here depends on the wall clock, on chance or on hash order.
     """
@@ -41,6 +47,9 @@ class Cluster:
         peer_latency_ns: int = 50 * NS_PER_US,
         read_latency_ns: int = 50 * NS_PER_US,
         link_bytes_per_s: int = 10_000_000_000,
+        prepare_ns: int = 0,
+        bounce_bytes_per_s: int = 0,
+        share_nics: bool = False,
         digest_ns: int = 0,
         max_inflight: int = 1_000_000,
         router: Mapping[str, Any] | None = None,
@@ -61,12 +70,13 @@ class Cluster:
         watched = bool(observers) or track_contents or faults is not None  # sees every token
         sizes = {plan.settings["layout"].block_size for plan in workers}
         abridge = not watched and len(sizes) == 1  # blocks have names only among their equals
+        handoff = _handoff_of(workers)
         self.network = network = Network(
             self.events,
             leg_latency_ns=leg_latency_ns,
             peer_latency_ns=peer_latency_ns,
-            read_latency_ns=read_latency_ns,
-            bytes_per_s=link_bytes_per_s,
+            link=_link(handoff, link_bytes_per_s, read_latency_ns, prepare_ns, bounce_bytes_per_s),
+            nics=_nics(self.events, workers, link_bytes_per_s) if share_nics else None,
             faults=faults,
         )
         rest = (digest_ns, self.events, network, observers, track_contents)
@@ -77,7 +87,7 @@ class Cluster:
         }
         self.gateway = SimGateway(
             self.workers,
-            router={"max_inflight": max_inflight, **_handoff_of(workers), **(router or {})},
+            router={"max_inflight": max_inflight, "handoff": handoff, **(router or {})},
             time_left_ns=time_left_ns,
             probe_ns=probe_ns,
             events=self.events,
@@ -178,11 +188,26 @@ def _no_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _handoff_of(workers: Sequence[WorkerPlan]) -> dict[str, str]:
+def _link(handoff: str, bytes_per_s: int, latency_ns: int, prepare_ns: int, bounce: int) -> Link:
+    return Link(
+        bytes_per_s=bytes_per_s,
+        latency_ns=latency_ns,
+        prepare_ns=prepare_ns,
+        prepare_on_loop=not MODES[handoff].at_once,
+        bounce="serial" if bounce else "none",
+        bounce_bytes_per_s=bounce,
+    )
+
+
+def _nics(events: Events, workers: Sequence[WorkerPlan], bytes_per_s: int) -> Nics:
+    return Nics(events, {plan.name: plan.nic_bytes_per_s or bytes_per_s for plan in workers})
+
+
+def _handoff_of(workers: Sequence[WorkerPlan]) -> str:
     """The mode of a deployment, which is that of all its workers."""
     modes = {plan.settings.get("handoff", "pull"): None for plan in workers}
     assert len(modes) == 1, f"workers of one deployment hand over alike, not by {list(modes)}"
-    return {"handoff": next(iter(modes), "pull")}
+    return next(iter(modes), "pull")
 
 
 def _worker(

@@ -76,6 +76,17 @@ class Leg:
         """Name of the KV that this prefill leg makes, where it is pushed: never used again."""
         return (self.request_id + 1) * 1024 + self.generation
 
+    def held(self, engine_id: str, worker: str, n_tokens: int) -> KVHandle:
+        """What names the KV of this prefill leg's `n_tokens`, in that life of `worker`."""
+        return KVHandle(
+            engine_id=engine_id,
+            host=worker,
+            port=0,
+            request_id=self.worker_id,
+            generation=self.generation,
+            n_tokens=n_tokens,
+        )
+
     def failed(self, ended: Ended) -> LegFailed:
         """What the gateway hears of a leg that `ended` otherwise than well."""
         status = _STATUS.get(ended.reason, 400 if ended.outcome == "refused" else 500)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from twofold.cost.link import Link
 from twofold.messages import (
     CancelRead,
     CancelWrite,
@@ -26,6 +27,7 @@ from twofold.sim.events import Events, Kind
 from twofold.sim.faults import AS_SENT, Fate, Faults
 from twofold.sim.leg import Leg
 from twofold.sim.link import Lane
+from twofold.sim.nics import Nics
 from twofold.types import BlockId, RequestId
 
 
@@ -91,7 +93,7 @@ class _Moving:
         self.pairs = pairs
         self.n_bytes = n_bytes
         self.answer = answer
-        self.lane: Lane | None = None
+        self.lane: Lane | Nics | None = None
         self.number = 0
         self.over = False
         self.ruined: tuple[BlockId, ...] = ()
@@ -113,8 +115,8 @@ class _Moving:
 class Network:
     """Carries what workers and gateway send each other. Latencies are one way, in ns.
 
-    Reads of one pair of workers share `bytes_per_s` in their direction; each first takes
-    `read_latency_ns`.
+    Transfers of one pair of workers share `link` in their direction, or with `nics` all of one
+    worker share its own; each first takes what `link` says beside the shared wire.
     """
 
     def __init__(
@@ -123,17 +125,19 @@ class Network:
         *,
         leg_latency_ns: int,
         peer_latency_ns: int,
-        read_latency_ns: int,
-        bytes_per_s: int,
-        faults: Faults | None,
+        link: Link,
+        nics: Nics | None = None,
+        faults: Faults | None = None,
     ) -> None:
         self._events = events
         self.leg_latency_ns = leg_latency_ns
         self._peer_latency_ns = peer_latency_ns
-        self._read_latency_ns = read_latency_ns
-        self._bytes_per_s = bytes_per_s
+        self.link = link
+        self._read_latency_ns = link.latency_ns
+        self._nics = nics
         self._faults = faults
         self._n_fates = 0
+        self.n_faults = 0
         self._nodes: dict[str, Node] = {}
         self._lanes: dict[tuple[str, str], Lane] = {}
         self._moving: dict[tuple[str, RequestId, int], _Moving] = {}
@@ -147,7 +151,9 @@ class Network:
         if self._faults is None:
             return AS_SENT
         self._n_fates += 1
-        return self._faults.fate(self._n_fates, message)
+        fate = self._faults.fate(self._n_fates, message)
+        self.n_faults += fate != AS_SENT
+        return fate
 
     # -------------------------------------------------------------------- lives
 
@@ -261,8 +267,8 @@ class Network:
             after_ns = self._peer_latency_ns + delay_ns
             self._events.after(after_ns, Kind.PEER, sender.number, arrive)
 
-    def read(self, reader: Node, effect: Read) -> None:
-        """Begin to copy blocks from a peer."""
+    def read(self, reader: Node, effect: Read, in_ns: int = 0) -> None:
+        """Begin to copy blocks from a peer, in `in_ns`."""
         n_bytes = len(effect.pairs) * reader.block_bytes
 
         def answer(ok: bool, reason: str, checksums: tuple[int, ...]) -> WorkerMessage:
@@ -273,10 +279,11 @@ class Network:
             self._nobody(reader, answer(False, "connection refused", ()))
             return
         key = (reader.engine_id, effect.request_id, 0)
-        self._move(_Moving(key, reader, source, reader, effect.pairs, n_bytes, answer), effect)
+        moving = _Moving(key, reader, source, reader, effect.pairs, n_bytes, answer)
+        self._move(moving, effect, in_ns)
 
-    def write(self, writer: Node, effect: Write, n_layers: int) -> None:
-        """Begin to copy blocks, or some layers of them, to a peer."""
+    def write(self, writer: Node, effect: Write, n_layers: int, in_ns: int = 0) -> None:
+        """Begin to copy blocks, or some layers of them, to a peer, in `in_ns`."""
         first, end = effect.layers
         n_bytes = len(effect.pairs) * writer.block_bytes * (end - first) // n_layers
 
@@ -289,7 +296,8 @@ class Network:
             self._nobody(writer, answer(False, "connection refused", ()))
             return
         key = (writer.engine_id, effect.request_id, effect.number)
-        self._move(_Moving(key, writer, writer, target, effect.pairs, n_bytes, answer), effect)
+        moving = _Moving(key, writer, writer, target, effect.pairs, n_bytes, answer)
+        self._move(moving, effect, in_ns)
 
     def _nobody(self, asker: Node, answer: WorkerMessage) -> None:
         self._events.after(
@@ -301,16 +309,18 @@ class Network:
             answer,
         )
 
-    def _move(self, moving: _Moving, effect: Read | Write) -> None:
+    def _move(self, moving: _Moving, effect: Read | Write, in_ns: int) -> None:
         self._moving[moving.key] = moving
         fate = self.fate(effect)
         moving.ruined = fate[1:]
         after, number = self._events.after, moving.asker.number
+        begin_ns = in_ns + self._read_latency_ns
         if not fate:
             reason = "connection reset"
-            after(self._read_latency_ns, Kind.RESULT, number, self._break, moving, 0, reason)
+            after(begin_ns, Kind.RESULT, number, self._break, moving, 0, reason)
             return
-        after(self._read_latency_ns + fate[0], Kind.RESULT, number, self._flow, moving)
+        begin_ns += self.link.copies_ns(moving.n_bytes) + fate[0]
+        after(begin_ns, Kind.RESULT, number, self._flow, moving)
 
     def cancel(self, asker: Node, effect: CancelRead | CancelWrite) -> None:
         """Stop copying; the asker is answered all the same, unless it was already."""
@@ -340,14 +350,18 @@ class Network:
     def _flow(self, moving: _Moving) -> None:
         if moving.over:
             return
-        pair = (moving.source.name, moving.target.name)
+        pair, origin = (moving.source.name, moving.target.name), moving.target.number
+        n_bytes, copied = moving.n_bytes, lambda: self._copied(moving)
+        if self._nics is not None:
+            moving.lane = self._nics
+            moving.number = self._nics.start(*pair, origin, n_bytes, copied)
+            return
         lane = self._lanes.get(pair)
         if lane is None:
             # Reads and writes of one pair share a lane, so its events are the reader's.
-            lane = Lane(self._events, self._bytes_per_s, moving.target.number)
-            self._lanes[pair] = lane
+            lane = self._lanes[pair] = Lane(self._events, self.link.wire_bytes_per_s, origin)
         moving.lane = lane
-        moving.number = lane.start(moving.n_bytes, lambda: self._copied(moving))
+        moving.number = lane.start(n_bytes, copied)
 
     def _copied(self, moving: _Moving) -> None:
         if moving.over:  # broken off by another that ended in the same moment

@@ -37,12 +37,16 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker to simulate. `settings` are the keyword arguments of its `WorkerCore`."""
+    """One worker to simulate. `settings` are the keyword arguments of its `WorkerCore`.
+
+    `nic_bytes_per_s` is its own link, in each direction; 0: the deployment's.
+    """
 
     name: str
     role: Role
     settings: Mapping[str, Any]
     step: StepTime
+    nic_bytes_per_s: int = 0
 
 
 def parse_pools(spec: str) -> tuple[Pool, ...]:
@@ -98,7 +102,9 @@ def pools_name(pools: Sequence[Pool]) -> str:
 
 
 def plan_workers(
-    pools: Sequence[Pool], make: Callable[[Pool], tuple[Mapping[str, Any], StepTime]]
+    pools: Sequence[Pool],
+    make: Callable[[Pool], tuple[Mapping[str, Any], StepTime]],
+    nic_bytes_per_s: Callable[[Pool], int] = lambda pool: 0,
 ) -> list[WorkerPlan]:
     """Workers named prefill-0, decode-0, mixed-0 and so on; `make` settles those of one pool."""
     made: dict[Role, list[WorkerPlan]] = {}
@@ -107,7 +113,15 @@ def plan_workers(
         workers = made.setdefault(pool.role, [])
         for _ in range(pool.count):
             name = f"{pool.role}-{len(workers)}"
-            workers.append(WorkerPlan(name=name, role=pool.role, settings=settings, step=step))
+            workers.append(
+                WorkerPlan(
+                    name=name,
+                    role=pool.role,
+                    settings=settings,
+                    step=step,
+                    nic_bytes_per_s=nic_bytes_per_s(pool),
+                )
+            )
     return [plan for workers in made.values() for plan in workers]
 
 

@@ -42,10 +42,11 @@ from twofold.sim.events import Events, Kind
 from twofold.sim.leg import Leg
 from twofold.sim.network import Network
 from twofold.sim.observer import Observer
+from twofold.sim.prepare import Preparation
 from twofold.sim.prompts import sampled_token
 from twofold.sim.run import FOREVER_NS, Run, looks_at_the_batch
 from twofold.sim.times import Stretch
-from twofold.types import KVHandle, KVLayout, RequestId
+from twofold.types import KVLayout, RequestId
 
 
 class SimWorker:
@@ -101,8 +102,8 @@ class SimWorker:
             RunStep: self._run_step,
             Ended: self._ended,
             ToPeer: partial(network.to_peer, self),
-            Read: partial(network.read, self),
-            Write: lambda effect: network.write(self, effect, self.layout.layers),
+            Read: self._read,
+            Write: self._write,
             CancelRead: partial(network.cancel, self),
             CancelWrite: partial(network.cancel, self),
             Fence: partial(network.fence, self),
@@ -118,6 +119,7 @@ class SimWorker:
         """Begin a new life, with an engine id of its own and nothing in memory."""
         assert self.core is None, f"{self.name} is alive"
         self.core = WorkerCore(**self._settings)
+        self._prepare = Preparation(self._network.link)
         self.engine_id = f"{self.name}.{self._lives}"
         self._lives += 1
         self._next_id = 0
@@ -233,6 +235,14 @@ class SimWorker:
         if running is not None and running is self._run:
             self._plan(core, running)
 
+    def _read(self, effect: Read) -> None:
+        in_ns = self._prepare.read_in(self._events.now_ns, self._run, self._step)
+        self._network.read(self, effect, in_ns)
+
+    def _write(self, effect: Write) -> None:
+        in_ns = self._prepare.write_in(effect.request_id, effect.number, self._events.now_ns)
+        self._network.write(self, effect, self.layout.layers, in_ns)
+
     def _wake(self, engine_id: str) -> None:
         # Most wakes find nothing due: a timer is armed early and its reason gone by then.
         if self._fast and self.core is not None and engine_id == self.engine_id:
@@ -258,11 +268,13 @@ class SimWorker:
         if self.contents is not None:
             self.contents.verify(core.engine, step)
         ok = bool(self._network.fate(step))
+        now_ns, prepare = self._events.now_ns, self._prepare
         if self._fast and not prefill and steps_ahead(core.engine) > 1:
-            self._run = Run(self._events.now_ns, batch, context)
+            self._run = Run(prepare.begin(now_ns), batch, context)
             self._plan(core, self._run)
             return
-        took_ns = self._step.step_ns(prefill, batch, context)
+        took_ns = self._step.step_ns(prefill, batch, context) + prepare.begin(now_ns) - now_ns
+        prepare.step_end_ns = now_ns + took_ns
         if self._mode.by_layer and prefill:
             self._layers(step, took_ns)
         done = self._step_done
@@ -301,7 +313,8 @@ class SimWorker:
 
     def _plan(self, core: WorkerCore, run: Run) -> None:
         """Set the event at which the run ends: the last step that can be foreseen."""
-        most = steps_ahead(core.engine)
+        # What is being prepared comes between the step in flight and the next.
+        most = 1 if self._prepare.loop_free_ns > run.start_ns else steps_ahead(core.engine)
         if most == run.most:
             return
         run.most = most
@@ -329,7 +342,7 @@ class SimWorker:
             leg = self._legs[request.id]
             leg.up_ns = run.start_ns + latency_ns
             leg.token_times.add_stretch(stretch)
-        advance(core.engine, k)
+        advance(core.engine, k, run.start_ns + self.clock.now_ns - self._events.now_ns)
         run.context += k * run.batch
         run.k -= k
         run.most -= k
@@ -379,14 +392,7 @@ class SimWorker:
         if ended.outcome != "finished":
             self._network.up(leg, leg.failed(ended))
         elif leg.kind == "prefill":
-            leg.handle = KVHandle(
-                engine_id=self.engine_id,
-                host=self.name,
-                port=0,
-                request_id=ended.request_id,
-                generation=leg.generation,
-                n_tokens=ended.n_prompt,
-            )
+            leg.handle = leg.held(self.engine_id, self.name, ended.n_prompt)
             self._network.up(leg, PrefillDone(leg.request_id, leg.generation))
         else:
             self._network.up(leg, LegEnded(leg.request_id, leg.generation, ended.n_output))
