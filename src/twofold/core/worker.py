@@ -5,6 +5,7 @@ Drivers call `handle` with each message and carry out the effects in order.
 
 from __future__ import annotations
 
+from twofold.core.abridged import ids_of
 from twofold.core.blocks import BlockPool
 from twofold.core.engine import Effects, Engine
 from twofold.core.handoff import MODES
@@ -148,7 +149,7 @@ class WorkerCore:
     def _submit(self, message: Submit, now_ns: int, out: Effects) -> None:
         request = Request(
             message.request_id,
-            message.tokens,
+            ids_of(message),
             max_tokens=message.max_tokens,
             min_tokens=message.min_tokens,
             stop_token_ids=message.stop_token_ids,

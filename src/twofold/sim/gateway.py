@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from twofold.core.abridged import Ids
 from twofold.core.handoff import MODES
 from twofold.core.router import Router
 from twofold.messages import (
@@ -43,7 +44,7 @@ class _Flight:
 
     __slots__ = ("deadline_ns", "decode", "phases_ns", "prefill", "prompt", "request")
 
-    def __init__(self, request: TraceRequest, prompt: tuple[int, ...], deadline_ns: int) -> None:
+    def __init__(self, request: TraceRequest, prompt: Ids, deadline_ns: int) -> None:
         self.request = request
         self.prompt = prompt
         self.deadline_ns = deadline_ns
@@ -106,7 +107,7 @@ class SimGateway:
 
     # ----------------------------------------------------------------- requests
 
-    def arrive(self, request_id: RequestId, request: TraceRequest, prompt: tuple[int, ...]) -> None:
+    def arrive(self, request_id: RequestId, request: TraceRequest, prompt: Ids) -> None:
         """A client sends `request`."""
         deadline_ns = self._events.now_ns + self._time_left_ns if self._time_left_ns else 0
         self._flights[request_id] = _Flight(request, prompt, deadline_ns)

@@ -78,7 +78,7 @@ class AbridgedPrompts:
         links: Sequence[Link] = ()
         if request.hash_ids and request.block_tokens:
             links = self._chain(request.hash_ids, request.block_tokens, request.input_tokens)
-        return Abridged(request.input_tokens, tuple(links), self._next_own)  # type: ignore[return-value]
+        return Abridged(request.input_tokens, tuple(links), self._next_own)
 
     def _chain(self, ids: Sequence[int], per_id: int, n_tokens: int) -> list[Link]:
         size = self._size

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
+from twofold.core.abridged import Ids
 from twofold.core.handoff import MODES
 from twofold.core.stretch import advance, steps_ahead
 from twofold.core.worker import WorkerCore
@@ -159,18 +160,18 @@ class SimWorker:
 
     # --------------------------------------------------------------------- legs
 
-    def submit(self, leg: Leg, tokens: tuple[int, ...], max_tokens: int, deadline_ns: int) -> None:
+    def submit(self, leg: Leg, tokens: Ids, max_tokens: int, deadline_ns: int) -> None:
         """The gateway's request has arrived; `deadline_ns` 0 is none."""
         if not leg.cut:
             self._submit(leg, tokens, max_tokens, deadline_ns)
 
-    def again(self, leg: Leg, tokens: tuple[int, ...], max_tokens: int, deadline_ns: int) -> None:
+    def again(self, leg: Leg, tokens: Ids, max_tokens: int, deadline_ns: int) -> None:
         """A leg that nobody at the gateway knows of any more has arrived."""
         if self.core is not None:
             leg.cut = True
             self._submit(leg, tokens, max_tokens, deadline_ns)
 
-    def _submit(self, leg: Leg, tokens: tuple[int, ...], most: int, deadline_ns: int) -> None:
+    def _submit(self, leg: Leg, tokens: Ids, most: int, deadline_ns: int) -> None:
         if self.core is None:
             self._network.break_leg(leg, "connection refused", lost=True)
             return
@@ -182,7 +183,7 @@ class SimWorker:
         hold = leg.kind == "prefill"
         submit = Submit(
             request_id=leg.worker_id,
-            tokens=tokens,
+            tokens=tokens,  # type: ignore[arg-type]  # abridged ones are never encoded
             max_tokens=1 if hold else most,
             hold=hold,
             source=leg.handle if leg.remote else None,
