@@ -18,6 +18,7 @@ from twofold.messages import (
     Done,
     Fenced,
     FromPeer,
+    Heartbeat,
     LayersDone,
     PeerLost,
     ReadDone,
@@ -112,12 +113,12 @@ class WorkerCore:
     def _dispatch(self, message: WorkerMessage, now_ns: int, out: Effects) -> None:
         if isinstance(message, StepDone):
             self.engine.step_done(message, now_ns, out)
+        elif isinstance(message, FromPeer):
+            self._from_peer(message, now_ns, out)
         elif isinstance(message, Submit):
             self._submit(message, now_ns, out)
         elif isinstance(message, Abort):
             self._abort(message, out)
-        elif isinstance(message, FromPeer):
-            self._from_peer(message, now_ns, out)
         elif isinstance(message, ReadDone):
             self.reader.read_done(message, now_ns, out)
         elif isinstance(message, Digested):
@@ -141,10 +142,13 @@ class WorkerCore:
             self.engine.step_failed(message, now_ns, out)
 
     def _from_peer(self, message: FromPeer, now_ns: int, out: Effects) -> None:
-        out += self.source.from_peer(message.peer, message.message, now_ns)
-        if isinstance(message.message, Claim | Done):
-            self.engine.look_again()
-        self.reader.from_peer(message.peer, message.message, now_ns, out)
+        said = message.message
+        if isinstance(said, (Claim, Done, Heartbeat)):
+            out += self.source.from_peer(message.peer, said, now_ns)
+            if not isinstance(said, Heartbeat):
+                self.engine.look_again()
+        else:
+            self.reader.from_peer(message.peer, said, now_ns, out)
 
     def _submit(self, message: Submit, now_ns: int, out: Effects) -> None:
         request = Request(

@@ -166,14 +166,14 @@ class SimGateway:
             self._send(effect, self._leg(effect, remote=False))
         elif isinstance(effect, SendDecode):
             self._send(effect, self._leg(effect, remote=effect.remote))
-        elif isinstance(effect, CancelLeg | ReleaseHeld):
-            self._cancel(effect)
         elif isinstance(effect, Terminal):
             self._terminal(effect)
         elif isinstance(effect, WakeAt):
             self._wakes += 1
             at_ns = max(effect.at_ns, self._events.now_ns)
             self._events.at(at_ns, Kind.WAKE, 0, self._wake, self._wakes)
+        elif isinstance(effect, (CancelLeg, ReleaseHeld)):
+            self._cancel(effect)
 
     def _wake(self, number: int) -> None:
         if number == self._wakes:

@@ -223,16 +223,19 @@ class SimWorker:
             return
         if isinstance(message, PeerLost):
             self._network.renew(self, message.peer)
-        running = self._run if looks_at_the_batch(message) else None
+        running = self._run
         if running is not None:
-            self._catch_up(self._events.now_ns)
+            if looks_at_the_batch(message):
+                self._catch_up(self._events.now_ns)
+            else:
+                running = None
         effects = core.handle(message, self.clock.now_ns)
         for observer in self._observers:
             observer.handled(engine_id, core, self._events.now_ns, message, effects)
         for effect in effects:
             self._on[type(effect)](effect)
         if running is not None and running is self._run:
-            self._plan(core, running)
+            self._plan(running, steps_ahead(core.engine))
 
     def _wake(self, engine_id: str) -> None:
         # Most wakes find nothing due: a timer is armed early and its reason gone by then.
@@ -259,9 +262,10 @@ class SimWorker:
         if self.contents is not None:
             self.contents.verify(core.engine, step)
         ok = bool(self._network.fate(step))
-        if self._fast and not prefill and steps_ahead(core.engine) > 1:
+        most = steps_ahead(core.engine) if self._fast and not prefill else 1
+        if most > 1:
             self._run = Run(self._events.now_ns, batch, context)
-            self._plan(core, self._run)
+            self._plan(self._run, most)
             return
         took_ns = self._step.step_ns(prefill, batch, context)
         if self._mode.by_layer and prefill:
@@ -300,9 +304,8 @@ class SimWorker:
 
     # ------------------------------------------------------- many steps at once
 
-    def _plan(self, core: WorkerCore, run: Run) -> None:
-        """Set the event at which the run ends: the last step that can be foreseen."""
-        most = steps_ahead(core.engine)
+    def _plan(self, run: Run, most: int) -> None:
+        """Set the event at which the run ends: the last of the `most` steps that are foreseen."""
         if most == run.most:
             return
         run.most = most

@@ -52,7 +52,7 @@ class PullReader(Reader):
 
     def from_peer(self, peer: str, message: PeerMessage, now_ns: int, out: Effects) -> None:
         """Take a prefill worker's answer; a late one, or one of an old generation, is dropped."""
-        if not isinstance(message, Grant | Refusal | Closed):
+        if not isinstance(message, (Grant, Closed, Refusal)):
             return
         request = self._of.get((peer, message.request_id, message.generation))
         if request is None:
