@@ -2,13 +2,13 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-CODE := src tests benchmarks docs/build.py
+CODE := src tests benchmarks tools docs/build.py
 # The first Python that runs here and is new enough; `make PY=...` names another.
 IS_NEW := import sys; raise SystemExit(sys.version_info < (3, 11))
 PY ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 	$$p -c '$(IS_NEW)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help install serve test check format swarm bench docs clean
+.PHONY: help install serve test check format swarm bench docs compiled compiled-check clean
 
 help:
 	@echo "make serve   install, start 1 prefill and 1 decode worker, ask a question, keep serving"
@@ -18,6 +18,8 @@ help:
 	@echo "make swarm   search for faults (ARGS=\"--seeds N\" and other flags of twofold.sim.swarm)"
 	@echo "make bench   run the benchmarks in quick form (ARGS=\"relay transport\": only those)"
 	@echo "make docs    check the documents and render them to build/docs"
+	@echo "make compiled       a compiled copy in build/compiled, in which simulations run faster"
+	@echo "make compiled-check make it, and compare its results with the sources'"
 	@echo "make format  put the code into shape"
 	@echo "make clean   remove everything that was made here"
 
@@ -59,6 +61,11 @@ bench: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -m pytest -q tests/unit/test_docs.py
 	@$(BIN)/python docs/build.py $(ARGS)
+compiled: $(STAMP)
+	@$(BIN)/python tools/compiled.py
+
+compiled-check: compiled
+	@PYTHONPATH=src $(BIN)/python tools/compiled_check.py
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,18 +1,21 @@
 """How fast the simulator is: requests per second of one core on a Mooncake trace, 4P4D.
 
 The whole trace with its prefix hashes, blocks of 512 tokens, the cores and handoffs that are
-deployed. Each run is a process of its own. With `--dynamo PYTHON`, an interpreter that has Dynamo
-installed, its offline replay of the same trace runs in turn with ours: with the same blocks, and
-with those that it has by default. Then the trace is repeated, later and with new hashes each
-time, up to `--most` requests: the cost of a request should not grow.
+deployed. Each run is a process of its own. With `--compiled DIR`, where `make compiled` has put a
+compiled copy, that runs in turn with the sources, and must give the same records. With `--dynamo
+PYTHON`, an interpreter that has Dynamo installed, its offline replay of the same trace does too:
+with the same blocks, and with those that it has by default. Then the trace is repeated, later and
+with new hashes each time, up to `--most` requests: the cost of a request should not grow.
 
-    python benchmarks/sim_speed.py TRACE [--dynamo PYTHON] [--rounds N] [--most N] [--out FILE]
+    python benchmarks/sim_speed.py TRACE [--compiled DIR] [--dynamo PYTHON] [--rounds N]
+                                   [--most N] [--out FILE]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -25,6 +28,7 @@ from typing import Any, Final
 
 import msgspec
 
+import twofold.core.engine
 from twofold.cost.step import LinearStep
 from twofold.metrics.digest import digest
 from twofold.metrics.slo import figures
@@ -116,12 +120,19 @@ def simulate(trace: str, n: int) -> dict[str, Any]:
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "events": cluster.events.n_run,
         "digest": digest(records) if len(records) <= len(rows) else "",
+        "compiled": not twofold.core.engine.__file__.endswith(".py"),
     }
 
 
-def run(command: Sequence[str]) -> dict[str, Any]:
-    """The JSON line that a process of its own ends with. Raises SystemExit if it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def run(command: Sequence[str], first_path: Path | None = None) -> dict[str, Any]:
+    """The JSON line that a process of its own ends with. Raises SystemExit if it fails.
+
+    It imports from `first_path` before all else, if there is one.
+    """
+    env = dict(os.environ)
+    if first_path is not None:
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(first_path), env.get("PYTHONPATH")]))
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
         raise SystemExit(f"{command[0]}: {last[0]}")
@@ -129,17 +140,24 @@ def run(command: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def own(trace: str, n: int) -> dict[str, Any]:
-    """`simulate` in a process of its own."""
-    return run([sys.executable, __file__, trace, "--one", str(n)])
+def own(trace: str, n: int, compiled: Path | None = None) -> dict[str, Any]:
+    """`simulate` in a process of its own, with the compiled copy if one is named."""
+    found = run([sys.executable, __file__, trace, "--one", str(n)], compiled)
+    if compiled is not None and not found["compiled"]:
+        raise SystemExit(f"--compiled {compiled}: nothing compiled there; see make compiled")
+    return found
 
 
-def rounds(trace: str, dynamo: str | None, n: int) -> dict[str, list[dict[str, Any]]]:
+def rounds(
+    trace: str, compiled: Path | None, dynamo: str | None, n: int
+) -> dict[str, list[dict[str, Any]]]:
     """`n` interleaved runs of each contender on the trace as it is."""
     same = {"num_gpu_blocks": LIMITS["n_blocks"], "block_size": BLOCK_TOKENS}
     found: dict[str, list[dict[str, Any]]] = {}
     for number in range(n):
         turns = {"twofold": own(trace, 0)}
+        if compiled is not None:
+            turns["twofold, compiled"] = own(trace, 0, compiled)
         if dynamo is not None:
             for name, engine in (("dynamo, blocks of 512", same), ("dynamo, as it comes", {})):
                 turns[name] = run([dynamo, "-c", DYNAMO, trace, json.dumps(engine)])
@@ -181,6 +199,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("trace")
+    parser.add_argument("--compiled", metavar="DIR", type=Path)
     parser.add_argument("--dynamo", metavar="PYTHON")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--most", type=int, default=100_000)
@@ -190,9 +209,11 @@ def main() -> None:
     if args.one is not None:
         print(json.dumps(simulate(args.trace, args.one)))
         return
-    found = rounds(args.trace, args.dynamo, args.rounds)
+    compiled = args.compiled.resolve() if args.compiled is not None else None
+    found = rounds(args.trace, compiled, args.dynamo, args.rounds)
     grown = growth(args.trace, args.most)
-    assert len({result["digest"] for result in found.get("twofold", [])}) <= 1, "runs differ"
+    ours = [result for name in found if name.startswith("twofold") for result in found[name]]
+    assert len({result["digest"] for result in ours}) <= 1, "runs differ"
     report = {
         "trace": Path(args.trace).name,
         "pools": POOLS,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -19,6 +20,7 @@ from hypothesis.stateful import (
 from twofold.core import links as links_module
 from twofold.core.blocks import BlockPool, Hold
 from twofold.core.links import Link
+from twofold.core.lru import Lru
 
 B = 2
 N_BLOCKS = 7
@@ -230,3 +232,34 @@ def test_no_caching_keeps_nothing() -> None:
 def test_a_pool_needs_blocks_and_tokens(blocks: int, size: int) -> None:
     with pytest.raises(ValueError, match="a pool needs blocks"):
         BlockPool(blocks, size)
+
+
+# ------------------------------------------------------------------------------------ the order
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["append", "remove", "pop"]), st.integers(0, 7))))
+def test_blocks_leave_in_the_order_of_their_last_use(moves: list[tuple[str, int]]) -> None:
+    lru, expected = Lru(8), OrderedDict[int, None]()
+    for move, n in moves:
+        if move == "append":
+            new = [block for block in (n, (n + 3) % 8, (n + 5) % 8) if block not in expected]
+            lru.append(new)
+            expected.update(dict.fromkeys(new))
+        elif move == "remove" and n in expected:
+            lru.remove(n)
+            del expected[n]
+        elif move == "pop":
+            n = min(n, len(expected))
+            assert lru.pop(n) == [expected.popitem(last=False)[0] for _ in range(n)]
+        assert list(lru) == list(expected)
+        assert len(lru) == len(expected)
+
+
+def test_what_was_taken_out_of_the_order_does_not_pile_up() -> None:
+    lru = Lru(4)
+    for _ in range(100):
+        lru.append([2])
+        lru.remove(2)
+    assert len(lru._order) <= 16
+    assert list(lru) == []

@@ -9,7 +9,7 @@ beginning share. What cannot be known of it, single ids, it does not offer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from twofold.core.links import Link
 
@@ -52,22 +52,28 @@ class Abridged:
         return Abridged(n, self.links, self._own)
 
 
-Ids: TypeAlias = tuple[int, ...]
+Ids: TypeAlias = tuple[int, ...] | Abridged
 TokenList: TypeAlias = list[int] | Abridged
 KnownTokens: TypeAlias = Sequence[int] | Abridged
 
 
+def ids_of(message: Any) -> Ids:
+    """The ids in a Submit or a Grant, whose type does not say that they may be abridged."""
+    ids: Ids = message.tokens
+    return ids
+
+
 def token_list(ids: Ids) -> TokenList:
     """A request's own list of `ids`, to append its answer to."""
-    if isinstance(ids, Abridged):  # type: ignore[unreachable]
-        return ids.first(len(ids))  # type: ignore[unreachable]
+    if isinstance(ids, Abridged):
+        return ids.first(len(ids))
     return list(ids)
 
 
 def first_ids(tokens: TokenList, n: int) -> Ids:
     """The first `n` of a request's tokens, as a message carries them."""
     if isinstance(tokens, Abridged):
-        return tokens.first(n)  # type: ignore[return-value]
+        return tokens.first(n)
     return tuple(tokens[:n])
 
 

@@ -12,13 +12,13 @@ A hold has an owner (request, generation, peer) and an expiry; nothing is held w
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import msgspec
 
 from twofold.core.abridged import KnownTokens
 from twofold.core.links import Link
+from twofold.core.lru import Lru
 from twofold.core.prefix import PrefixCache
 from twofold.types import BlockId, RequestId
 
@@ -64,7 +64,7 @@ class BlockPool:
         self._refs = [0] * n_blocks
         self._holders = [0] * n_blocks
         self._free = list(range(n_blocks - 1, -1, -1))
-        self._lru: OrderedDict[BlockId, None] = OrderedDict()
+        self._lru = Lru(n_blocks)
         self._n_held = 0
         self.n_evicted = 0
         self.n_released = 0
@@ -115,8 +115,7 @@ class BlockPool:
         blocks.reverse()
         del free[len(free) - n_free :]
         if n > n_free:
-            evict = self._lru.popitem
-            evicted = [evict(last=False)[0] for _ in range(n - n_free)]
+            evicted = self._lru.pop(n - n_free)
             self.cache.forget(evicted)
             self.n_evicted += len(evicted)
             blocks += evicted
@@ -129,9 +128,10 @@ class BlockPool:
         """One more reference to each block: cached ones become active again."""
         refs, lru = self._refs, self._lru
         for block in blocks:
-            if refs[block] == 0:
-                del lru[block]
-            refs[block] += 1
+            n = refs[block]
+            refs[block] = n + 1
+            if n == 0:
+                lru.remove(block)
 
     def release(self, blocks: Sequence[BlockId]) -> None:
         """One reference fewer to each block.
@@ -140,8 +140,9 @@ class BlockPool:
         evicted before the head, which more prompts share.
         """
         self.n_released += 1
-        refs, holders, free, lru = self._refs, self._holders, self._free, self._lru
+        refs, holders, free = self._refs, self._holders, self._free
         known = self.cache.links
+        cached: list[BlockId] = []
         for block in reversed(blocks):
             left = refs[block] - 1
             assert left >= 0, f"block {block} released more often than taken"
@@ -149,9 +150,11 @@ class BlockPool:
             if left == 0:
                 assert holders[block] == 0, f"block {block} let go while held"
                 if known[block] is not None:
-                    lru[block] = None
+                    cached.append(block)
                 else:
                     free.append(block)
+        if cached:
+            self._lru.append(cached)
 
     # ------------------------------------------------------------------- holds
 
@@ -200,8 +203,7 @@ class BlockPool:
     def drop_cache(self) -> None:
         """Forget all cached content, as after a change of weights."""
         self.cache.clear()
-        self._free.extend(self._lru)
-        self._lru.clear()
+        self._free.extend(self._lru.pop(len(self._lru)))
 
     # --------------------------------------------------------------- integrity
 
@@ -209,6 +211,7 @@ class BlockPool:
         """Raise AssertionError unless every block is in exactly one state and all counts agree."""
         free, lru = set(self._free), set(self._lru)
         assert len(free) == len(self._free), "a block is free twice"
+        assert len(lru) == len(self._lru), "cached blocks miscounted"
         assert not free & lru, "a block is both free and cached"
         held: dict[BlockId, int] = {}
         for hold in self.holds.values():

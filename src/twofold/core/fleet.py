@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, Protocol
 
-import msgspec
-
 from twofold.core.estimates import Line, Rate
 from twofold.core.handoff.layout import incompatibility
 from twofold.core.routed_prefixes import RoutedPrefixes
@@ -40,26 +38,43 @@ class Load(Protocol):
     model: str
 
 
-class RouterWorker(msgspec.Struct):
+class RouterWorker:
     """A worker, with what it has been sent and not answered.
 
     `tokens` and `requests` are of all legs under way. `queued_tokens` are prompt tokens not yet
     computed; `sequences`, `used_blocks`, `output_left` and `by_length` are of answers.
     """
 
-    seen: WorkerSeen
-    up: bool = True
-    tokens: int = 0
-    requests: int = 0
-    queued_tokens: int = 0
-    sequences: int = 0
-    used_blocks: int = 0
-    output_left: int = 0
-    by_length: list[int] = msgspec.field(default_factory=lambda: [0] * N_BUCKETS)
-    idle_since_ns: int = 0  # when the last prompt sent there was read or given up
-    reading: Rate = msgspec.field(default_factory=Rate)
-    handing: Rate = msgspec.field(default_factory=Rate)
-    steps: Line = msgspec.field(default_factory=Line)
+    __slots__ = (
+        "by_length",
+        "handing",
+        "idle_since_ns",
+        "output_left",
+        "queued_tokens",
+        "reading",
+        "requests",
+        "seen",
+        "sequences",
+        "steps",
+        "tokens",
+        "up",
+        "used_blocks",
+    )
+
+    def __init__(self, seen: WorkerSeen) -> None:
+        self.seen = seen
+        self.up = True
+        self.tokens = 0
+        self.requests = 0
+        self.queued_tokens = 0
+        self.sequences = 0
+        self.used_blocks = 0
+        self.output_left = 0
+        self.by_length = [0] * N_BUCKETS
+        self.idle_since_ns = 0  # when the last prompt sent there was read or given up
+        self.reading = Rate()
+        self.handing = Rate()
+        self.steps = Line()
 
 
 class Fleet:

@@ -79,9 +79,7 @@ class PrefixCache:
             parent = links[-1] if links else None
             links.append(full_block(tokens, len(links), size, parent, salt))
         for link, block in zip(links[first:end], blocks[first:end], strict=True):
-            key = link.key
-            if key not in block_of and known[block] is None:
-                block_of[key] = block
+            if known[block] is None and block_of.setdefault(link.key, block) == block:
                 known[block] = link
         self.n_inserted += end - first
 

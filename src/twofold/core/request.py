@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Literal, TypeAlias
 
-from twofold.core.abridged import known_links, token_list
+from twofold.core.abridged import Ids, known_links, token_list
 from twofold.core.links import Link
 from twofold.messages import Ended, Phases
 from twofold.types import BlockId, KVHandle, RequestId, ceil_div
@@ -72,7 +72,7 @@ class Request:
     def __init__(
         self,
         request_id: RequestId,
-        tokens: tuple[int, ...],
+        tokens: Ids,
         *,
         max_tokens: int,
         min_tokens: int,

@@ -17,6 +17,7 @@ class Timers:
         self._at: dict[TimerKey, int] = {}
         self._heap: list[tuple[int, TimerKey]] = []
         self._armed_ns: int | None = None
+        self._may_arm = False  # whether anything has come that could need an earlier wake
 
     def __len__(self) -> int:
         return len(self._at)
@@ -26,6 +27,7 @@ class Timers:
         if self._at.get(key) == at_ns:
             return
         self._at[key] = at_ns
+        self._may_arm = True
         heappush(self._heap, (at_ns, key))
         # Moved timers leave their old entries behind; without this, a lease that is renewed for
         # an hour would keep an hour of them.
@@ -50,6 +52,7 @@ class Timers:
                 del self._at[key]
                 keys.append(key)
         self._armed_ns = None
+        self._may_arm = True
         return keys
 
     def rearm(self, now_ns: int) -> int | None:
@@ -76,6 +79,9 @@ class Timers:
         A timer that is armed too early is left alone: it fires, finds nothing due and is armed
         for the right time then. So pushing a deadline back costs nothing.
         """
+        if not self._may_arm:
+            return None
+        self._may_arm = False
         next_ns = self.next_ns()
         armed_ns = self._armed_ns
         if next_ns is None or (armed_ns is not None and armed_ns <= next_ns):

@@ -5,6 +5,7 @@ Drivers call `handle` with each message and carry out the effects in order.
 
 from __future__ import annotations
 
+from twofold.core.abridged import ids_of
 from twofold.core.blocks import BlockPool
 from twofold.core.chunks import make_chunks
 from twofold.core.engine import Effects, Engine
@@ -18,6 +19,7 @@ from twofold.messages import (
     Done,
     Fenced,
     FromPeer,
+    Heartbeat,
     LayersDone,
     PeerLost,
     ReadDone,
@@ -121,12 +123,12 @@ class WorkerCore:
     def _dispatch(self, message: WorkerMessage, now_ns: int, out: Effects) -> None:
         if isinstance(message, StepDone):
             self.engine.step_done(message, now_ns, out)
+        elif isinstance(message, FromPeer):
+            self._from_peer(message, now_ns, out)
         elif isinstance(message, Submit):
             self._submit(message, now_ns, out)
         elif isinstance(message, Abort):
             self._abort(message, out)
-        elif isinstance(message, FromPeer):
-            self._from_peer(message, now_ns, out)
         elif isinstance(message, ReadDone):
             self.reader.read_done(message, now_ns, out)
         elif isinstance(message, Digested):
@@ -150,15 +152,18 @@ class WorkerCore:
             self.engine.step_failed(message, now_ns, out)
 
     def _from_peer(self, message: FromPeer, now_ns: int, out: Effects) -> None:
-        out += self.source.from_peer(message.peer, message.message, now_ns)
-        if isinstance(message.message, Claim | Done):
-            self.engine.look_again()
-        self.reader.from_peer(message.peer, message.message, now_ns, out)
+        said = message.message
+        if isinstance(said, (Claim, Done, Heartbeat)):
+            out += self.source.from_peer(message.peer, said, now_ns)
+            if not isinstance(said, Heartbeat):
+                self.engine.look_again()
+        else:
+            self.reader.from_peer(message.peer, said, now_ns, out)
 
     def _submit(self, message: Submit, now_ns: int, out: Effects) -> None:
         request = Request(
             message.request_id,
-            message.tokens,
+            ids_of(message),
             max_tokens=message.max_tokens,
             min_tokens=message.min_tokens,
             stop_token_ids=message.stop_token_ids,

@@ -2,7 +2,7 @@
 
 from twofold.sim.audit import Audit
 from twofold.sim.cluster import Cluster
-from twofold.sim.events import StuckError
+from twofold.sim.errors import StuckError
 from twofold.sim.faults import Crash, Faults, SeededFaults
 from twofold.sim.pools import PoolsError, WorkerPlan, plan_pools
 

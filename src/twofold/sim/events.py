@@ -11,6 +11,8 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any, Final
 
+from twofold.sim.errors import StuckError
+
 
 class Kind:
     """What happens first among events of one nanosecond.
@@ -27,10 +29,6 @@ class Kind:
     LEG: Final = 4
     ARRIVAL: Final = 5
     WAKE: Final = 6
-
-
-class StuckError(RuntimeError):
-    """More events than allowed: the simulated system makes no progress."""
 
 
 class Events:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from twofold.core.abridged import Ids
 from twofold.core.handoff import MODES
 from twofold.core.recovery import FAIL
 from twofold.core.router import Router
@@ -54,7 +55,7 @@ class _Flight:
         "request",
     )
 
-    def __init__(self, request: TraceRequest, prompt: tuple[int, ...], deadline_ns: int) -> None:
+    def __init__(self, request: TraceRequest, prompt: Ids, deadline_ns: int) -> None:
         self.request = request
         self.prompt = prompt
         self.deadline_ns = deadline_ns
@@ -120,7 +121,7 @@ class SimGateway:
 
     # ----------------------------------------------------------------- requests
 
-    def arrive(self, request_id: RequestId, request: TraceRequest, prompt: tuple[int, ...]) -> None:
+    def arrive(self, request_id: RequestId, request: TraceRequest, prompt: Ids) -> None:
         """A client sends `request`."""
         deadline_ns = self._events.now_ns + self._time_left_ns if self._time_left_ns else 0
         self._flights[request_id] = _Flight(request, prompt, deadline_ns)
@@ -181,8 +182,6 @@ class SimGateway:
             self._send(effect, self._leg(effect, remote=False))
         elif isinstance(effect, SendDecode):
             self._send(effect, self._leg(effect, remote=effect.remote))
-        elif isinstance(effect, CancelLeg | ReleaseHeld):
-            self._cancel(effect)
         elif isinstance(effect, Recovery):
             flight = self._flights[effect.request_id]
             flight.recoveries += (effect.result,)
@@ -194,6 +193,8 @@ class SimGateway:
             self._wakes += 1
             at_ns = max(effect.at_ns, self._events.now_ns)
             self._events.at(at_ns, Kind.WAKE, 0, self._wake, self._wakes)
+        elif isinstance(effect, (CancelLeg, ReleaseHeld)):
+            self._cancel(effect)
 
     def _wake(self, number: int) -> None:
         if number == self._wakes:

@@ -9,6 +9,7 @@ from twofold.messages import Ended, LegFailed, Phases
 from twofold.sim.times import TokenTimes
 from twofold.types import KVHandle, RequestId
 
+_NOTHING: Final = Phases()
 _STATUS: Final[Mapping[str, int]] = {"queue_full": 429, "duplicate_handle": 409, "deadline": 504}
 
 
@@ -66,7 +67,7 @@ class Leg:
         self.worker_id = -1
         self.received_ns = -1
         self.worker_ns = 0  # from receiving to the first token
-        self.phases = Phases()
+        self.phases = _NOTHING
         self.handle: KVHandle | None = None
         self.ended: Ended | None = None
         self.token_times = TokenTimes()  # when they reach the gateway

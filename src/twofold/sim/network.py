@@ -259,13 +259,24 @@ class Network:
         if self._known.get(line, 0) != severed:
             return  # sent on a connection that has broken, which the sender is yet to hear
 
-        def arrive() -> None:
-            if self._severed.get(line, 0) == severed:
-                peer.feed(effect.peer, message)
-
         for delay_ns in self.fate(effect):
-            after_ns = self._peer_latency_ns + delay_ns
-            self._events.after(after_ns, Kind.PEER, sender.number, arrive)
+            self._events.after(
+                self._peer_latency_ns + delay_ns,
+                Kind.PEER,
+                sender.number,
+                self._hand_over,
+                line,
+                severed,
+                peer,
+                message,
+            )
+
+    def _hand_over(
+        self, line: tuple[str, str], severed: int, peer: Node, message: FromPeer
+    ) -> None:
+        """What was sent before the connection's loss number `severed` + 1 arrives, if it can."""
+        if self._severed.get(line, 0) == severed:
+            peer.feed(line[1], message)
 
     def read(self, reader: Node, effect: Read, in_ns: int = 0) -> None:
         """Begin to copy blocks from a peer, in `in_ns`."""

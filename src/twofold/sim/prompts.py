@@ -68,8 +68,9 @@ class AbridgedPrompts:
 
     def __init__(self, block_size: int) -> None:
         self._size = block_size
-        self._links: dict[tuple[Key, int | tuple[int, ...]], Link] = {}
+        self._n_links = 0
         self._usual: dict[int, Link] = {}
+        self._others: dict[tuple[Key, int | tuple[int, ...]], Link] = {}
         self._next_own = -1
 
     def tokens(self, request: TraceRequest) -> Ids:
@@ -78,37 +79,40 @@ class AbridgedPrompts:
         links: Sequence[Link] = ()
         if request.hash_ids and request.block_tokens:
             links = self._chain(request.hash_ids, request.block_tokens, request.input_tokens)
-        return Abridged(request.input_tokens, tuple(links), self._next_own)  # type: ignore[return-value]
+        return Abridged(request.input_tokens, tuple(links), self._next_own)
 
     def _chain(self, ids: Sequence[int], per_id: int, n_tokens: int) -> list[Link]:
         size = self._size
         n = min(n_tokens, len(ids) * per_id) // size
+        made: list[Link] = []
+        parent: Link | None = None
         if per_id != size:
-            made: list[Link] = []
             for index in range(n):
                 name = ids[index * size // per_id : ceil_div((index + 1) * size, per_id)]
-                self._add(made, tuple(name))
+                parent = self._other(parent, tuple(name))
+                made.append(parent)
             return made
-        # An id that comes after the same block as when it was last seen, as nearly all do.
-        usual = self._usual.get
-        made = []
-        parent: Link | None = None
+        # Nearly all ids come after the same block wherever they come.
+        usual = self._usual
         for hash_id in ids[:n]:
-            link = usual(hash_id)
-            if link is None or link.parent is not parent:
-                link = self._usual[hash_id] = self._add(made, hash_id)
-            else:
-                made.append(link)
+            link = usual.get(hash_id)
+            if link is None:
+                link = usual[hash_id] = self._new(parent)
+            elif link.parent is not parent:
+                link = self._other(parent, hash_id)
+            made.append(link)
             parent = link
         return made
 
-    def _add(self, made: list[Link], name: int | tuple[int, ...]) -> Link:
-        """Add to `made` the block `name` that follows it."""
-        parent = made[-1] if made else None
+    def _other(self, parent: Link | None, name: int | tuple[int, ...]) -> Link:
+        """The block `name` that follows `parent`."""
         key = (parent.key if parent is not None else -1, name)
-        link = self._links.get(key)
+        link = self._others.get(key)
         if link is None:
-            # Numbered from 0 on, apart from the names of unshared blocks, which are below.
-            link = self._links[key] = Link(parent, (), "", key=len(self._links))
-        made.append(link)
+            link = self._others[key] = self._new(parent)
         return link
+
+    def _new(self, parent: Link | None) -> Link:
+        # Numbered from 0 on, apart from the names of unshared blocks, which are below.
+        self._n_links += 1
+        return Link(parent, (), "", key=self._n_links - 1)

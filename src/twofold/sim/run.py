@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from twofold.core.abridged import ids_of
 from twofold.cost.step import StepTime
 from twofold.messages import (
     Claim,
@@ -53,7 +54,7 @@ def looks_at_the_batch(message: WorkerMessage) -> bool:
     if isinstance(message, FromPeer):
         return type(message.message) not in _ASIDE
     if isinstance(message, Submit):
-        return message.source is None or len(message.tokens) > 0
+        return message.source is None or len(ids_of(message)) > 0
     if isinstance(message, ReadDone):
         return not message.ok
     return True

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
+from twofold.core.abridged import Ids
 from twofold.core.handoff import MODES
 from twofold.core.stretch import advance, steps_ahead
 from twofold.core.worker import WorkerCore
@@ -161,18 +162,18 @@ class SimWorker:
 
     # --------------------------------------------------------------------- legs
 
-    def submit(self, leg: Leg, tokens: tuple[int, ...], max_tokens: int, deadline_ns: int) -> None:
+    def submit(self, leg: Leg, tokens: Ids, max_tokens: int, deadline_ns: int) -> None:
         """The gateway's request has arrived; `deadline_ns` 0 is none."""
         if not leg.cut:
             self._submit(leg, tokens, max_tokens, deadline_ns)
 
-    def again(self, leg: Leg, tokens: tuple[int, ...], max_tokens: int, deadline_ns: int) -> None:
+    def again(self, leg: Leg, tokens: Ids, max_tokens: int, deadline_ns: int) -> None:
         """A leg that nobody at the gateway knows of any more has arrived."""
         if self.core is not None:
             leg.cut = True
             self._submit(leg, tokens, max_tokens, deadline_ns)
 
-    def _submit(self, leg: Leg, tokens: tuple[int, ...], most: int, deadline_ns: int) -> None:
+    def _submit(self, leg: Leg, tokens: Ids, most: int, deadline_ns: int) -> None:
         if self.core is None:
             self._network.break_leg(leg, "connection refused", lost=True)
             return
@@ -184,7 +185,7 @@ class SimWorker:
         hold = leg.kind == "prefill"
         submit = Submit(
             request_id=leg.worker_id,
-            tokens=tokens,
+            tokens=tokens,  # type: ignore[arg-type]  # abridged ones are never encoded
             max_tokens=1 if hold else most,
             hold=hold,
             source=leg.handle if leg.remote else None,
@@ -224,16 +225,19 @@ class SimWorker:
             return
         if isinstance(message, PeerLost):
             self._network.renew(self, message.peer)
-        running = self._run if looks_at_the_batch(message) else None
+        running = self._run
         if running is not None:
-            self._catch_up(self._events.now_ns)
+            if looks_at_the_batch(message):
+                self._catch_up(self._events.now_ns)
+            else:
+                running = None
         effects = core.handle(message, self.clock.now_ns)
         for observer in self._observers:
             observer.handled(engine_id, core, self._events.now_ns, message, effects)
         for effect in effects:
             self._on[type(effect)](effect)
         if running is not None and running is self._run:
-            self._plan(core, running)
+            self._plan(running, steps_ahead(core.engine))
 
     def _read(self, effect: Read) -> None:
         in_ns = self._prepare.read_in(self._events.now_ns, self._run, self._step)
@@ -269,9 +273,10 @@ class SimWorker:
             self.contents.verify(core.engine, step)
         ok = bool(self._network.fate(step))
         now_ns, prepare = self._events.now_ns, self._prepare
-        if self._fast and not prefill and steps_ahead(core.engine) > 1:
+        most = steps_ahead(core.engine) if self._fast and not prefill else 1
+        if most > 1:
             self._run = Run(prepare.begin(now_ns), batch, context)
-            self._plan(core, self._run)
+            self._plan(self._run, most)
             return
         took_ns = self._step.step_ns(prefill, batch, context) + prepare.begin(now_ns) - now_ns
         prepare.step_end_ns = now_ns + took_ns
@@ -311,10 +316,11 @@ class SimWorker:
 
     # ------------------------------------------------------- many steps at once
 
-    def _plan(self, core: WorkerCore, run: Run) -> None:
-        """Set the event at which the run ends: the last step that can be foreseen."""
+    def _plan(self, run: Run, most: int) -> None:
+        """Set the event at which the run ends: the last of the `most` steps that are foreseen."""
         # What is being prepared comes between the step in flight and the next.
-        most = 1 if self._prepare.loop_free_ns > run.start_ns else steps_ahead(core.engine)
+        if self._prepare.loop_free_ns > run.start_ns:
+            most = 1
         if most == run.most:
             return
         run.most = most

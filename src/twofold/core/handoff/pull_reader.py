@@ -17,7 +17,7 @@ were still held for this generation.
 
 from __future__ import annotations
 
-from twofold.core.abridged import known_links, token_list
+from twofold.core.abridged import ids_of, known_links, token_list
 from twofold.core.handoff.reader import Effects, Reader
 from twofold.core.request import Request, State
 from twofold.messages import (
@@ -52,7 +52,7 @@ class PullReader(Reader):
 
     def from_peer(self, peer: str, message: PeerMessage, now_ns: int, out: Effects) -> None:
         """Take a prefill worker's answer; a late one, or one of an old generation, is dropped."""
-        if not isinstance(message, Grant | Refusal | Closed):
+        if not isinstance(message, (Grant, Closed, Refusal)):
             return
         request = self._of.get((peer, message.request_id, message.generation))
         if request is None:
@@ -71,7 +71,8 @@ class PullReader(Reader):
     def _granted(self, request: Request, grant: Grant, now_ns: int, out: Effects) -> None:
         size = self._pool.block_size
         n_blocks = ceil_div(request.n_prompt - 1, size)
-        if (len(grant.tokens), len(grant.blocks), len(grant.checksums)) != (
+        ids = ids_of(grant)
+        if (len(ids), len(grant.blocks), len(grant.checksums)) != (
             request.n_prompt,
             n_blocks,
             n_blocks,
@@ -79,8 +80,8 @@ class PullReader(Reader):
             self._fail(request, "handoff: the grant does not fit the handle", out)
             return
         self._timers.cancel(("claim", request.id))
-        request.tokens = token_list(grant.tokens)
-        request.n_known = len(grant.tokens)
+        request.tokens = token_list(ids)
+        request.n_known = len(ids)
         request.links = known_links(request.tokens)
         request.remote_blocks = grant.blocks
         request.checksums = grant.checksums

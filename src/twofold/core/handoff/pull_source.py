@@ -19,7 +19,7 @@ from collections import OrderedDict
 
 import msgspec
 
-from twofold.core.abridged import first_ids
+from twofold.core.abridged import Ids, first_ids
 from twofold.core.blocks import BlockPool, Hold
 from twofold.core.handoff.layout import incompatibility
 from twofold.core.handoff.source import Effects, Source
@@ -42,7 +42,7 @@ from twofold.types import KVLayout, RequestId, ceil_div
 
 class _Held(msgspec.Struct):
     hold: Hold
-    tokens: tuple[int, ...]
+    tokens: Ids
     n_cached: int
     checksums: tuple[int, ...] | None = None
     claimed: bool = False
@@ -145,7 +145,7 @@ class PullSource(Source):
         grant = Grant(
             hold.owner,
             hold.generation,
-            held.tokens,
+            held.tokens,  # type: ignore[arg-type]  # abridged ones are never encoded
             hold.blocks,
             held.checksums,
             self._segment,

@@ -69,7 +69,7 @@ class PushReader(Reader):
 
     def from_peer(self, peer: str, message: PeerMessage, now_ns: int, out: Effects) -> None:
         """Take a prefill worker's answer; a late one, or one of an old generation, is dropped."""
-        if not isinstance(message, Written | Refusal | Closed):
+        if not isinstance(message, (Written, Refusal, Closed)):
             return
         key = (peer, message.request_id, message.generation)
         request = self._of.get(key)

@@ -1,0 +1,1 @@
+"""What is run on the sources, beside the tests."""
