@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from twofold.cost.link import Link
 from twofold.messages import (
@@ -22,36 +22,13 @@ from twofold.messages import (
     Write,
     WriteDone,
 )
-from twofold.sim.contents import Contents
 from twofold.sim.events import Events, Kind
 from twofold.sim.faults import AS_SENT, Fate, Faults
 from twofold.sim.leg import Leg
 from twofold.sim.link import Lane
 from twofold.sim.nics import Nics
+from twofold.sim.node import Node
 from twofold.types import BlockId, RequestId
-
-
-class Node(Protocol):
-    """A worker, as far as the network knows it. `engine_id` changes with each life."""
-
-    name: str
-    number: int
-    engine_id: str
-    contents: Contents | None
-    peers: dict[str, None]
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one KV block."""
-
-    def feed(self, engine_id: str, message: WorkerMessage) -> None:
-        """Handle `message`, unless the life it was meant for is over."""
-
-    def awaited_from(self, request_id: RequestId) -> str:
-        """The engine id of the peer that fills the blocks of this request."""
-
-    def hang_up(self, engine_id: str, leg: Leg) -> None:
-        """The gateway's end of `leg` has gone."""
 
 
 class _Moving:

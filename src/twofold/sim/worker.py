@@ -105,8 +105,7 @@ class SimWorker:
             ToPeer: partial(network.to_peer, self),
             Read: self._read,
             Write: self._write,
-            CancelRead: partial(network.cancel, self),
-            CancelWrite: partial(network.cancel, self),
+            **dict.fromkeys((CancelRead, CancelWrite), partial(network.cancel, self)),
             Fence: partial(network.fence, self),
             Digest: lambda effect: events.after(
                 digest_ns, Kind.RESULT, number, self._digested, self.engine_id, effect
@@ -141,11 +140,9 @@ class SimWorker:
         self._catch_up(self._events.now_ns - 1)  # a step that ends now is lost
         self.core = None
         self.engine_id = ""
-        self.peers = {}
-        self._legs = {}
+        self.peers, self._legs, self._kept = {}, {}, []
         self._run = None
         self._paused = False
-        self._kept = []
 
     def pause(self) -> None:
         """Keep what comes from now on, unhandled, as a stopped process does."""
@@ -259,10 +256,8 @@ class SimWorker:
     # ------------------------------------------------------------------- device
 
     def _run_step(self, step: RunStep) -> None:
-        core = self.core
+        core, prefill, batch, context = self.core, list[PrefillPart](), 0, 0
         assert core is not None
-        prefill: list[PrefillPart] = []
-        batch = context = 0
         for _, start, n in step.work:
             if n == 1:
                 batch += 1
@@ -272,14 +267,15 @@ class SimWorker:
         if self.contents is not None:
             self.contents.verify(core.engine, step)
         ok = bool(self._network.fate(step))
-        now_ns, prepare = self._events.now_ns, self._prepare
+        now_ns = self._events.now_ns
+        start_ns = self._prepare.begin(now_ns)
         most = steps_ahead(core.engine) if self._fast and not prefill else 1
         if most > 1:
-            self._run = Run(prepare.begin(now_ns), batch, context)
+            self._run = Run(start_ns, batch, context)
             self._plan(self._run, most)
             return
-        took_ns = self._step.step_ns(prefill, batch, context) + prepare.begin(now_ns) - now_ns
-        prepare.step_end_ns = now_ns + took_ns
+        took_ns = start_ns - now_ns + self._step.step_ns(prefill, batch, context)
+        self._prepare.step_end_ns = now_ns + took_ns
         if self._mode.by_layer and prefill:
             self._layers(step, took_ns)
         done = self._step_done
@@ -289,9 +285,8 @@ class SimWorker:
         """Say when each of some groups of layers has been computed, the last one excepted."""
         layers, groups = self.layout.layers, self._layer_groups
         for i in range(1, groups):
-            done = LayersDone(step.step, layers * i // groups)
-            after_ns = took_ns * i // groups
-            self._events.after(after_ns, Kind.RESULT, self.number, self.feed, self.engine_id, done)
+            done = (self.engine_id, LayersDone(step.step, layers * i // groups))
+            self._events.after(took_ns * i // groups, Kind.RESULT, self.number, self.feed, *done)
 
     def _step_done(self, engine_id: str, step: RunStep, ok: bool) -> None:
         if self.core is None or engine_id != self.engine_id:
@@ -371,9 +366,8 @@ class SimWorker:
     def _digested(self, engine_id: str, effect: Digest) -> None:
         if engine_id != self.engine_id:
             return
-        checksums = (0,) * len(effect.blocks)
-        if self.contents is not None:
-            checksums = self.contents.checksums(effect.blocks)
+        blocks, contents = effect.blocks, self.contents
+        checksums = contents.checksums(blocks) if contents is not None else (0,) * len(blocks)
         self.feed(engine_id, Digested(effect.request_id, checksums))
 
     # ------------------------------------------------------------------ answers
