@@ -12,12 +12,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from twofold.transport.base import Completion, Transport
+from twofold.transport.foreign import Engine, EngineError, ForeignTransport
 from twofold.transport.memory import PoolMemory
+from twofold.transport.mooncake import MooncakeEngine
+from twofold.transport.nixl import NixlEngine
 from twofold.transport.shm import ShmTransport
 from twofold.transport.tcp import TcpTransport
 
-KINDS = ["shm", "tcp"]
+WRITERS = ["shm", "tcp"]
+FOREIGN = ["mooncake", "nixl"]
+KINDS = [*WRITERS, *FOREIGN]
 
 
 def make_transport(
@@ -25,7 +32,17 @@ def make_transport(
 ) -> Transport:
     if kind == "shm":
         return ShmTransport(notify, **limits)
-    return TcpTransport(notify, **limits)
+    if kind == "tcp":
+        return TcpTransport(notify, **limits)
+    return ForeignTransport(notify, foreign_engine(kind), **limits)
+
+
+def foreign_engine(kind: str) -> Engine:
+    """An engine of the field's own; skips the test where its package is not there."""
+    try:
+        return MooncakeEngine("127.0.0.1") if kind == "mooncake" else NixlEngine()
+    except EngineError as error:
+        pytest.skip(str(error))
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None:
@@ -73,9 +90,15 @@ class Side:
                 self._got[completion.transfer_id] = completion
         return self._got.pop(transfer_id)
 
-    def read(self, transfer_id: int, segment: str, pairs: list[tuple[int, int]]) -> Completion:
+    def read(
+        self,
+        transfer_id: int,
+        segment: str,
+        pairs: list[tuple[int, int]],
+        timeout_s: float = 10.0,
+    ) -> Completion:
         self.transport.read(transfer_id, segment, pairs)
-        return self.completion(transfer_id)
+        return self.completion(transfer_id, timeout_s)
 
     def left_over(self) -> dict[int, Completion]:
         """Completions that nobody has asked for."""
