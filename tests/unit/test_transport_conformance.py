@@ -20,7 +20,7 @@ from tests.unit.transport_support import (
     two_sides,
     wait_until,
 )
-from twofold.transport import foreign, shm, tcp_server
+from twofold.transport import foreign_peer, shm, tcp_server
 from twofold.transport.checksum import checksums
 from twofold.transport.memory import PoolMemory
 
@@ -45,7 +45,7 @@ class Gate:
 @pytest.fixture
 def gate(kind: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate = Gate()
-    owner: Any = {"shm": shm, "tcp": tcp_server._Serving}.get(kind, foreign)
+    owner: Any = {"shm": shm, "tcp": tcp_server._Serving}.get(kind, foreign_peer)
     name = {"shm": "_copy_run", "tcp": "_prepare"}.get(kind, "_start")
     original = getattr(owner, name)
 

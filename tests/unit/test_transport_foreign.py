@@ -17,7 +17,8 @@ import pytest
 
 from tests.unit.transport_support import FOREIGN, Child, Side, wait_until
 from twofold.transport.choose import make_transport, unusable
-from twofold.transport.foreign import EngineError, ForeignTransport
+from twofold.transport.foreign import ForeignTransport
+from twofold.transport.foreign_link import EngineError
 from twofold.transport.memory import PoolMemory
 from twofold.transport.segment import EngineSegment, NixlSegment
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import msgspec
 import pytest
 
 from tests.unit.transport_support import FOREIGN, WRITERS, Child, Side, two_sides, wait_until
-from twofold.transport import foreign, shm, tcp_intake, wire
+from twofold.transport import foreign, shm, tcp_intake, tcp_writer, wire
 from twofold.transport.base import Completion
 from twofold.transport.runs import cut, part
 from twofold.transport.segment import TcpSegment, parse_segment
@@ -237,6 +238,23 @@ def test_adjacent_whole_blocks_are_one_piece_and_parts_are_not() -> None:
         (9, 8, 1, 10),
     ]
     assert [(p.n, p.offset, p.n_bytes) for p in cut(pairs, (4, 10), 10, 99)] == [(1, 4, 6)] * 4
+
+
+def test_an_answer_may_come_before_the_sender_has_seen_that_all_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    send = tcp_writer.Sender._send
+
+    def slow(self: Any, task: Any) -> None:
+        send(self, task)
+        if not self._out and not task.pieces:
+            select.select([self.sock], [], [], 10)
+
+    monkeypatch.setattr(tcp_writer, "TURN_BYTES", 1)
+    monkeypatch.setattr(tcp_writer.Sender, "_send", slow)
+    with two_sides("tcp", block_bytes=SIZE) as (peer, own):
+        assert write(own, 1, window(peer, [1, 2]), [(0, 1), (3, 2)]).ok
+        assert [peer.block(1), peer.block(2)] == [own.block(0), own.block(3)]
 
 
 # ------------------------------------------------------------------------------- windows

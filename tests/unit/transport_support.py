@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from twofold.transport.base import Completion, Transport
-from twofold.transport.foreign import Engine, EngineError, ForeignTransport
+from twofold.transport.foreign import ForeignTransport
+from twofold.transport.foreign_link import Engine, EngineError
 from twofold.transport.memory import PoolMemory
 from twofold.transport.mooncake import MooncakeEngine
 from twofold.transport.nixl import NixlEngine

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Final
 
 from twofold.transport.base import Transport
-from twofold.transport.foreign import Engine, EngineError, ForeignTransport
+from twofold.transport.foreign import ForeignTransport
+from twofold.transport.foreign_link import Engine, EngineError
 from twofold.transport.shm import ShmTransport
 from twofold.transport.tcp import TcpTransport
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final
 
-from twofold.transport.foreign import EngineError
+from twofold.transport.foreign_link import EngineError
 from twofold.transport.segment import EngineSegment, MooncakeSegment
 
 # The engine logs every start and every lost peer; what matters is in the completions.

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
-from twofold.transport.foreign import EngineError
+from twofold.transport.foreign_link import EngineError
 from twofold.transport.segment import EngineSegment, NixlSegment
 
 _log = logging.getLogger("twofold.transport")

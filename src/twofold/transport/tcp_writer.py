@@ -131,7 +131,8 @@ class Sender(Connection[Outflow]):
             return False
         nothing = wire.Range(0, 0)
         wire.check_answer(self._answer, task.epoch, task.window, nothing, task.n_bytes)
-        if not self._sent:
+        # Not `_sent`: that is set a turn after the last byte has gone, and the answer can be first.
+        if self._out or task.pieces:
             raise wire.FrameError("the peer says that all has landed before it was sent")
         self._rest(task)
         return True
