@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.unit.transport_support import FOREIGN, Child, Side, wait_until
+from twofold.transport import foreign_peer
 from twofold.transport.choose import make_transport, unusable
 from twofold.transport.foreign import ForeignTransport
 from twofold.transport.foreign_link import EngineError
@@ -26,12 +27,22 @@ LARGE = {"n_blocks": 64, "block_bytes": 1 << 20}
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_after_a_silent_peer_is_given_up_nothing_of_it_lands(kind: str) -> None:
+def test_after_a_silent_peer_is_given_up_nothing_of_it_lands(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with closing(Side(kind, timeout_s=0.5, **LARGE)) as own, Child(kind, **LARGE) as child:
         assert own.read(1, child.segment, [(0, 0)], timeout_s=30).ok
         own.memory.buffer[:] = bytes(own.memory.n_bytes)
-        child.process.send_signal(signal.SIGSTOP)
+        start = foreign_peer._start
+
+        def stopped_first(*args: Any) -> Any:
+            # Amid the read: its header has come, its blocks are asked for and do not come.
+            child.process.send_signal(signal.SIGSTOP)
+            return start(*args)
+
+        monkeypatch.setattr(foreign_peer, "_start", stopped_first)
         done = own.read(2, child.segment, [(i, i) for i in range(64)], timeout_s=30)
+        monkeypatch.undo()
         assert (done.ok, done.reason) == (False, "the peer has sent nothing for 0.5 s")
         before = bytes(own.memory.buffer)
         child.process.send_signal(signal.SIGCONT)
