@@ -65,13 +65,14 @@ class Side:
         seed: int = 0,
         **limits: Any,
     ) -> None:
+        self._notified = threading.Semaphore(0)
+        # First, since it may skip the test: no pool should be left behind then.
+        self.transport = make_transport(kind, self._notified.release, **limits)
         self.memory = PoolMemory(n_blocks, block_bytes, os.urandom(16))
         # A tile of prime length, so that no two blocks are equal, yet quick for large pools.
         tile = random.Random(seed).randbytes(65_521)
         n_bytes = self.memory.n_bytes
         self.memory.buffer[:] = (tile * (n_bytes // len(tile) + 1))[:n_bytes]
-        self._notified = threading.Semaphore(0)
-        self.transport = make_transport(kind, self._notified.release, **limits)
         self.segment = self.transport.register(self.memory)
         self._got: dict[int, Completion] = {}
 
