@@ -68,7 +68,7 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     Digests are hex SHA-256 prefixes over the weights' and the tokenizer's files. `transport` is
     how bytes can be read from the worker; shared memory names its host, since none other can.
     `handoff` is the mode: a worker that waits to be written to is no partner of one that waits
-    to be read.
+    to be read. `checksum` is how blocks are hashed; "off" compares with nothing else.
     """
 
     protocol: int
@@ -84,6 +84,7 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: int = 1
     transport: str = ""
     handoff: str = ""
+    checksum: str = ""
 
     @property
     def block_bytes(self) -> int:

@@ -15,7 +15,13 @@ from twofold.live.worker import Worker
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("transport", "tcp"), ("dtype", "float16"), ("block_size", 32), ("handoff", "push")],
+    [
+        ("transport", "tcp"),
+        ("dtype", "float16"),
+        ("block_size", 32),
+        ("handoff", "push"),
+        ("checksum", "off"),
+    ],
 )
 def test_differing_pair_is_refused_and_the_field_is_named(
     field: str, value: Any, monkeypatch: pytest.MonkeyPatch

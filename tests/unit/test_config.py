@@ -126,7 +126,7 @@ def test_switches_are_read_from_every_source(toml: Any) -> None:
         ({"lease_s": "inf"}, "--lease-s inf: must be a number above 0"),
         ({"lease_s": "nan"}, "--lease-s nan: must be a number above 0"),
         ({"handoff": "give"}, "--handoff give: must be one of layerwise, pull, push"),
-        ({"transport": "rdma"}, "--transport rdma: must be one of shm, tcp"),
+        ({"transport": "rdma"}, "--transport rdma: must be one of mooncake, nixl, shm, tcp"),
         ({"dtype": "int4"}, "--dtype int4: must be one of float32, float16, bfloat16"),
         ({"host": ""}, "--host '': must be text that is not empty"),
         ({"model": ""}, "MODEL '': must be text that is not empty"),

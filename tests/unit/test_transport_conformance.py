@@ -20,7 +20,7 @@ from tests.unit.transport_support import (
     two_sides,
     wait_until,
 )
-from twofold.transport import shm, tcp_server
+from twofold.transport import foreign_peer, shm, tcp_server
 from twofold.transport.checksum import checksums
 from twofold.transport.memory import PoolMemory
 
@@ -45,12 +45,13 @@ class Gate:
 @pytest.fixture
 def gate(kind: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate = Gate()
-    owner, name = {"shm": (shm, "_copy_run"), "tcp": (tcp_server._Serving, "_prepare")}[kind]
+    owner: Any = {"shm": shm, "tcp": tcp_server._Serving}.get(kind, foreign_peer)
+    name = {"shm": "_copy_run", "tcp": "_prepare"}.get(kind, "_start")
     original = getattr(owner, name)
 
-    def held(*args: Any) -> None:
+    def held(*args: Any) -> Any:
         gate()
-        original(*args)
+        return original(*args)
 
     monkeypatch.setattr(owner, name, held)
     yield gate
@@ -153,6 +154,7 @@ def test_pools_with_other_block_sizes_are_told_apart(kind: str) -> None:
         "\ud800",
         '{"type":"shm","pid":1}',
         '{"type":"tcp","host":"","port":0}',
+        '{"type":"nixl","endpoint":"","base":0}',
     ],
 )
 def test_a_malformed_segment_fails_that_read_only(kind: str, text: str) -> None:
@@ -164,7 +166,7 @@ def test_a_malformed_segment_fails_that_read_only(kind: str, text: str) -> None:
 
 
 def test_the_other_transports_segment_is_malformed_here(kind: str) -> None:
-    other = KINDS[1 - KINDS.index(kind)]
+    other = "shm" if kind == "tcp" else "tcp"
     with closing(Side(other)) as peer, closing(Side(kind)) as own:
         assert "malformed segment" in own.read(1, peer.segment, [(0, 0)]).reason
 
@@ -201,7 +203,7 @@ def test_a_peer_that_closes_amid_a_copy_fails_the_read(kind: str, gate: Gate) ->
         # As a process does when it ends in good order: its pool is withdrawn, whatever is read.
         closer = threading.Thread(target=peer.close)
         closer.start()
-        if kind == "shm":
+        if kind != "tcp":
             closer.join(10)
         else:
             reactor: Any = peer.transport.__dict__["_reactor"]
@@ -219,7 +221,7 @@ def test_cancel_amid_a_copy_completes_and_then_nothing_is_written(kind: str, gat
         assert gate.reached.wait(10)
         own.transport.cancel(1)
         own.transport.cancel(1)
-        if kind == "shm":
+        if kind != "tcp":
             gate.open.set()
         done = own.completion(1)
         assert (done.ok, done.reason, done.checksums) == (False, "cancelled", ())
@@ -272,7 +274,7 @@ def test_close_with_transfers_in_flight_completes_them_all(kind: str, gate: Gate
         for number in range(9):
             own.transport.read(number, peer.segment, [(number, 2 * number), (9, 2 * number + 1)])
         assert gate.reached.wait(10)
-        if kind == "shm":
+        if kind != "tcp":
             threading.Timer(0.05, gate.open.set).start()
         own.transport.close()
         own.transport.close()
@@ -346,7 +348,7 @@ def test_a_killed_peer_fails_its_reads_and_no_other(kind: str, gate: Gate) -> No
     with closing(Side(kind, seed=3, **large)) as peer, closing(Side(kind, **large)) as own:
         for _ in range(5):
             with Child(kind, **large) as child:
-                amid = begin_and_kill(own, child, gate if kind == "shm" else None)
+                amid = begin_and_kill(own, child, gate if kind != "tcp" else None)
                 done = own.completion(2)
             if amid:
                 break

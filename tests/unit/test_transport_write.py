@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -12,8 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.unit.transport_support import KINDS, Child, Side, two_sides, wait_until
-from twofold.transport import shm, tcp_intake, wire
+from tests.unit.transport_support import FOREIGN, WRITERS, Child, Side, two_sides, wait_until
+from twofold.transport import foreign, shm, tcp_intake, tcp_writer, wire
 from twofold.transport.base import Completion
 from twofold.transport.runs import cut, part
 from twofold.transport.segment import TcpSegment, parse_segment
@@ -69,7 +70,7 @@ def gate(kind: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 # ------------------------------------------------------------------------------- both
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WRITERS)
 def test_many_writes_at_once_land_where_they_belong(kind: str) -> None:
     rng = random.Random(7)
     with two_sides(kind, n_blocks=200, block_bytes=SIZE) as (peer, own):
@@ -94,7 +95,7 @@ def test_many_writes_at_once_land_where_they_belong(kind: str) -> None:
         assert [peer.block(i) for i in range(200)] == want
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WRITERS)
 def test_layers_of_a_block_make_up_the_whole(kind: str) -> None:
     with two_sides(kind, block_bytes=SIZE) as (peer, own):
         pairs = [(i, 40 + i) for i in range(8)]
@@ -108,7 +109,7 @@ def test_layers_of_a_block_make_up_the_whole(kind: str) -> None:
         assert [peer.block(40 + i) for i in range(8)] == [own.block(i) for i in range(8)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WRITERS)
 def test_reads_and_writes_share_a_transport(kind: str) -> None:
     with two_sides(kind, block_bytes=SIZE) as (peer, own):
         own.transport.read(1, peer.segment, [(0, 10)])
@@ -119,7 +120,7 @@ def test_reads_and_writes_share_a_transport(kind: str) -> None:
         assert peer.block(20) == own.block(30)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WRITERS)
 @pytest.mark.parametrize(
     ("pairs", "said"),
     [
@@ -138,7 +139,18 @@ def test_blocks_that_are_not_there_are_refused(kind: str, pairs: Pairs, said: st
         assert write(own, 2, window(peer, []), []).ok
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_engines_that_cannot_fence_refuse_to_write(kind: str) -> None:
+    with two_sides(kind, block_bytes=SIZE) as (peer, own):
+        before = bytes(peer.memory.buffer)
+        segment = window(peer, [1])
+        done = write(own, 1, segment, [(0, 1)])
+        assert (done.ok, done.reason) == (False, foreign.NO_WRITES)
+        assert peer.transport.close_window(segment)
+        assert peer.memory.buffer == before
+
+
+@pytest.mark.parametrize("kind", WRITERS + FOREIGN)
 @pytest.mark.parametrize("layers", [(0, 0), (2, 1), (0, 5), (-1, 2)])
 def test_layers_that_a_block_has_not_are_refused(kind: str, layers: tuple[int, int]) -> None:
     with (
@@ -148,7 +160,7 @@ def test_layers_that_a_block_has_not_are_refused(kind: str, layers: tuple[int, i
         own.transport.write(1, window(peer, [1]), [(0, 1)], layers, N_LAYERS)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WRITERS)
 def test_another_life_of_the_peer_is_not_written_to(kind: str) -> None:
     with closing(Side(kind, seed=2, block_bytes=SIZE)) as own:
         with closing(Side(kind, seed=1, block_bytes=SIZE)) as first:
@@ -167,7 +179,7 @@ def test_another_life_of_the_peer_is_not_written_to(kind: str) -> None:
             assert second.memory.buffer == before
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WRITERS)
 def test_a_killed_peer_fails_its_writes_and_no_other(kind: str) -> None:
     sizes = {"n_blocks": 8, "block_bytes": 1 << 20}
     with closing(Side(kind, seed=3, **sizes)) as peer, closing(Side(kind, **sizes)) as own:
@@ -180,7 +192,7 @@ def test_a_killed_peer_fails_its_writes_and_no_other(kind: str) -> None:
         assert peer.block(5) == own.block(0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WRITERS)
 def test_a_cancelled_write_completes_and_lands_no_more_once_its_window_is_closed(
     kind: str, gate: Gate
 ) -> None:
@@ -203,7 +215,7 @@ def test_a_cancelled_write_completes_and_lands_no_more_once_its_window_is_closed
         assert [peer.block(i) for i in range(n)] == landed[:n]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WRITERS)
 def test_closing_fails_what_is_in_flight(kind: str, gate: Gate) -> None:
     with two_sides(kind, n_blocks=24, block_bytes=1 << 20) as (peer, own):
         segment = window(peer, list(range(24)))
@@ -226,6 +238,23 @@ def test_adjacent_whole_blocks_are_one_piece_and_parts_are_not() -> None:
         (9, 8, 1, 10),
     ]
     assert [(p.n, p.offset, p.n_bytes) for p in cut(pairs, (4, 10), 10, 99)] == [(1, 4, 6)] * 4
+
+
+def test_an_answer_may_come_before_the_sender_has_seen_that_all_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    send = tcp_writer.Sender._send
+
+    def slow(self: Any, task: Any) -> None:
+        send(self, task)
+        if not self._out and not task.pieces:
+            select.select([self.sock], [], [], 10)
+
+    monkeypatch.setattr(tcp_writer, "TURN_BYTES", 1)
+    monkeypatch.setattr(tcp_writer.Sender, "_send", slow)
+    with two_sides("tcp", block_bytes=SIZE) as (peer, own):
+        assert write(own, 1, window(peer, [1, 2]), [(0, 1), (3, 2)]).ok
+        assert [peer.block(1), peer.block(2)] == [own.block(0), own.block(3)]
 
 
 # ------------------------------------------------------------------------------- windows

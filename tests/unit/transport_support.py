@@ -12,12 +12,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from twofold.transport.base import Completion, Transport
+from twofold.transport.foreign import ForeignTransport
+from twofold.transport.foreign_link import Engine, EngineError
 from twofold.transport.memory import PoolMemory
+from twofold.transport.mooncake import MooncakeEngine
+from twofold.transport.nixl import NixlEngine
 from twofold.transport.shm import ShmTransport
 from twofold.transport.tcp import TcpTransport
 
-KINDS = ["shm", "tcp"]
+WRITERS = ["shm", "tcp"]
+FOREIGN = ["mooncake", "nixl"]
+KINDS = [*WRITERS, *FOREIGN]
 
 
 def make_transport(
@@ -25,7 +33,17 @@ def make_transport(
 ) -> Transport:
     if kind == "shm":
         return ShmTransport(notify, **limits)
-    return TcpTransport(notify, **limits)
+    if kind == "tcp":
+        return TcpTransport(notify, **limits)
+    return ForeignTransport(notify, foreign_engine(kind), **limits)
+
+
+def foreign_engine(kind: str) -> Engine:
+    """An engine of the field's own; skips the test where its package is not there."""
+    try:
+        return MooncakeEngine("127.0.0.1") if kind == "mooncake" else NixlEngine()
+    except EngineError as error:
+        pytest.skip(str(error))
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None:
@@ -47,13 +65,14 @@ class Side:
         seed: int = 0,
         **limits: Any,
     ) -> None:
+        self._notified = threading.Semaphore(0)
+        # First, since it may skip the test: no pool should be left behind then.
+        self.transport = make_transport(kind, self._notified.release, **limits)
         self.memory = PoolMemory(n_blocks, block_bytes, os.urandom(16))
         # A tile of prime length, so that no two blocks are equal, yet quick for large pools.
         tile = random.Random(seed).randbytes(65_521)
         n_bytes = self.memory.n_bytes
         self.memory.buffer[:] = (tile * (n_bytes // len(tile) + 1))[:n_bytes]
-        self._notified = threading.Semaphore(0)
-        self.transport = make_transport(kind, self._notified.release, **limits)
         self.segment = self.transport.register(self.memory)
         self._got: dict[int, Completion] = {}
 
@@ -73,9 +92,15 @@ class Side:
                 self._got[completion.transfer_id] = completion
         return self._got.pop(transfer_id)
 
-    def read(self, transfer_id: int, segment: str, pairs: list[tuple[int, int]]) -> Completion:
+    def read(
+        self,
+        transfer_id: int,
+        segment: str,
+        pairs: list[tuple[int, int]],
+        timeout_s: float = 10.0,
+    ) -> Completion:
         self.transport.read(transfer_id, segment, pairs)
-        return self.completion(transfer_id)
+        return self.completion(transfer_id, timeout_s)
 
     def left_over(self) -> dict[int, Completion]:
         """Completions that nobody has asked for."""

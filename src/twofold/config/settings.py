@@ -97,8 +97,16 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(ge=1, description="tokens of the shortest prompt that layerwise hands over in parts"),
     ] = 512
     transport: Annotated[
-        Literal["shm", "tcp"], Meta(description="how KV bytes travel: shared memory or TCP")
+        Literal["shm", "tcp", "mooncake", "nixl"],
+        Meta(
+            description="how KV bytes travel: shared memory, TCP, or an engine of the field's own,"
+            " which can pull only"
+        ),
     ] = "shm"
+    checksum: Annotated[
+        Literal["xxh3", "off"],
+        Meta(description="how handed over KV blocks are checked; off: only that all have come"),
+    ] = "xxh3"
     lease_s: Annotated[
         float, Meta(gt=0, description="seconds that a prefill worker holds KV nobody asks for")
     ] = 10.0

@@ -26,10 +26,8 @@ from twofold.live.worker_api import WorkerApi
 from twofold.live.worker_driver import WorkerDriver
 from twofold.live.worker_metrics import WorkerMetrics
 from twofold.messages import Ended, Token
-from twofold.transport.base import Transport
+from twofold.transport.choose import make_transport, unusable
 from twofold.transport.memory import PoolMemory
-from twofold.transport.shm import ShmTransport
-from twofold.transport.tcp import TcpTransport
 from twofold.types import NS_PER_S, seconds_to_ns
 
 _log = logging.getLogger("twofold.worker")
@@ -59,6 +57,7 @@ class Worker:
             layout_of(loaded, block_size=engine.block_size),
             transport=_transport(engine.transport),
             handoff=engine.handoff,
+            checksum=engine.checksum,
         )
         # Random, so that no peer takes this life of the worker for the one before it.
         epoch = os.urandom(16)
@@ -126,11 +125,8 @@ class Worker:
             if self.driver is not None:
                 soon(self.driver.completions)
 
-        transport: Transport
-        if self._transport_name == "shm":
-            transport = ShmTransport(notify)
-        else:
-            transport = TcpTransport(notify, host=self._host)
+        hashed = self.layout.checksum != "off"
+        transport = make_transport(self._transport_name, notify, host=self._host, checksums=hashed)
         settings = {**self._core_settings, "segment": transport.register(self.memory)}
         if self._record:
             self._journal = open(self._record, "wb")  # noqa: SIM115
@@ -151,6 +147,7 @@ class Worker:
             journal_file=self._journal,
             by_layer=MODES[self.layout.handoff].by_layer,
             n_layers=self.layout.layers,
+            checksum=hashed,
         )
 
     def identity(self) -> dict[str, Any]:
@@ -243,6 +240,9 @@ def run_worker(settings: WorkerSettings) -> int:
     """Serve until SIGTERM or SIGINT; the exit code. Raises ValueError for what cannot be served."""
     import uvloop
 
+    engine = settings.engine
+    if reason := unusable(engine.transport, engine.handoff):
+        raise ValueError(reason)
     loaded, tokeniser = _load(settings)
     worker = Worker(settings, loaded, tokeniser)
     try:

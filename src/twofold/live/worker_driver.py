@@ -46,7 +46,7 @@ from twofold.messages import (
     Write,
 )
 from twofold.transport.base import Completion, Transport
-from twofold.transport.checksum import checksums
+from twofold.transport.checksum import checksums, unhashed
 from twofold.transport.memory import PoolMemory
 from twofold.types import BlockId, RequestId, SamplingParams
 
@@ -70,7 +70,7 @@ class WorkerDriver:
 
     `on_token(effect, sampled)` and `on_ended(effect)` get the answers. `journal_file`, when given,
     gets every message and its effects, for `core.journal.replay`. With `by_layer` the core hears
-    how far a step has got.
+    how far a step has got. Without `checksum` no block is hashed, here or by the transport.
     """
 
     def __init__(
@@ -87,6 +87,7 @@ class WorkerDriver:
         journal_file: BinaryIO | None = None,
         by_layer: bool = False,
         n_layers: int = 1,
+        checksum: bool = True,
     ) -> None:
         self.core = core
         self.device = DeviceThread()
@@ -100,6 +101,7 @@ class WorkerDriver:
         self._journal = journal_file
         self._soon = call_soon_threadsafe
         self._transport = transport
+        self._checksum = checksum
         self._hasher = ThreadPoolExecutor(1, "checksums")
         self._inbox: deque[WorkerMessage] = deque()
         self._busy = False
@@ -246,19 +248,22 @@ class WorkerDriver:
 
     def _digest(self, effect: Digest) -> None:
         """Checksum blocks off the loop: what a peer wrote as it landed, our own as exported."""
+        blocks = effect.blocks
 
         def hash_blocks() -> None:
-            sums = checksums(self._memory.buffer, effect.blocks, self._memory.block_bytes)
-            self._soon(lambda: self._digested(Digested(effect.request_id, sums), effect.blocks))
+            sums = checksums(self._memory.buffer, blocks, self._memory.block_bytes)
+            self._soon(lambda: self._digested(Digested(effect.request_id, sums), blocks))
 
         def exported(reason: str) -> None:
-            if not reason:
+            if not reason and self._checksum:
                 self._hasher.submit(hash_blocks)
+            elif not reason:
+                self._digested(Digested(effect.request_id, unhashed(len(blocks))), blocks)
 
         if self._is_taken_over(effect.request_id):
             exported("")
         else:
-            self._export(effect.blocks, exported)
+            self._export(blocks, exported)
 
     def _is_taken_over(self, request_id: RequestId) -> bool:
         """Whether a request's KV is a peer's, and not believed yet."""
@@ -290,12 +295,15 @@ class WorkerDriver:
 
     def _read_done(self, completion: Completion) -> None:
         blocks = self._imports.pop(completion.transfer_id)
+        sums = completion.checksums
+        if not self._checksum:
+            sums = unhashed(completion.n_bytes // self._memory.block_bytes)
         message = ReadDone(
             completion.transfer_id,
             completion.ok,
             completion.reason,
             completion.n_bytes,
-            completion.checksums,
+            sums,
         )
         self.n_bytes_read += completion.n_bytes
         if not completion.ok:

@@ -1,1 +1,1 @@
-"""Moves KV blocks between workers, and nothing else: shared memory and TCP."""
+"""Moves KV blocks between workers, and nothing else: shared memory, TCP, adapters of engines."""

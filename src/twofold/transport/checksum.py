@@ -32,6 +32,14 @@ def checksums(buffer: memoryview, blocks: Iterable[int], block_bytes: int) -> tu
     return tuple(found)
 
 
+def unhashed(n_blocks: int) -> tuple[int, ...]:
+    """What stands for the checksums of `n_blocks` blocks where none are computed.
+
+    One for each, so that a transfer of which a part is missing still differs from a whole one.
+    """
+    return (0,) * n_blocks
+
+
 def combined(sums: Sequence[int]) -> int:
     """One checksum for several blocks, made of theirs, so that no byte is hashed twice."""
     digest: int = xxhash.xxh3_64_intdigest(struct.pack(f"<{len(sums)}Q", *sums))

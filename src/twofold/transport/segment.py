@@ -13,7 +13,7 @@ import msgspec
 EPOCH_BYTES: Final = 16
 """Length of the random token that names one life of a pool."""
 
-MAX_SEGMENT_CHARS: Final = 512
+MAX_SEGMENT_CHARS: Final = 3072
 MAX_BLOCKS: Final = 2**32 - 1
 MAX_BLOCK_BYTES: Final = 2**40
 
@@ -56,10 +56,31 @@ class TcpSegment(msgspec.Struct, frozen=True, kw_only=True, tag="tcp", forbid_un
             raise ValueError(f"{self.host!r} is not a numeric address") from None
 
 
-_S = TypeVar("_S", ShmSegment, TcpSegment)
+class EngineSegment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A pool that a foreign transfer engine serves: `endpoint` is how that engine is found.
+
+    The pool's header page begins at address `base` of its process.
+    """
+
+    endpoint: Annotated[str, msgspec.Meta(min_length=1, max_length=2048)]
+    base: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+    epoch: _Epoch
+    n_blocks: _Blocks
+    block_bytes: _BlockBytes
 
 
-def format_segment(segment: ShmSegment | TcpSegment) -> str:
+class MooncakeSegment(EngineSegment, frozen=True, kw_only=True, tag="mooncake"):
+    """The endpoint is host and port of Mooncake's handshake."""
+
+
+class NixlSegment(EngineSegment, frozen=True, kw_only=True, tag="nixl"):
+    """The endpoint is the agent's metadata, in base 64."""
+
+
+_S = TypeVar("_S", bound=ShmSegment | TcpSegment | EngineSegment)
+
+
+def format_segment(segment: ShmSegment | TcpSegment | EngineSegment) -> str:
     """One line of JSON."""
     return msgspec.json.encode(segment).decode()
 
