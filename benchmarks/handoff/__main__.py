@@ -30,7 +30,13 @@ from benchmarks.transport import measure as measure_transports
 REPO: Final = Path(__file__).resolve().parents[2]
 JSON: Final = REPO / "benchmarks" / "results" / "handoff.json"
 PAGE: Final = REPO / "docs" / "explanation" / "handoff-cost.md"
-GROUPS: Final = (("bandwidth",), ("residual", "slots"), ("loop", "interference"), ("fragments",))
+GROUPS: Final = (
+    ("bandwidth",),
+    ("residual", "slots"),
+    ("loop",),
+    ("interference",),
+    ("fragments",),
+)
 """Parts that share their processes."""
 
 PARTS: Final = tuple(part for group in GROUPS for part in group)
@@ -92,7 +98,7 @@ def _measure(
         extent = residual.QUICK if quick else residual.FULL
         extent = structs.replace(extent, rounds=rounds or extent.rounds)
         return residual.measure(model, extent, wanted)
-    if "loop" in group:
+    if "loop" in group or "interference" in group:
         sizes = interference.QUICK if quick else interference.FULL
         sizes = structs.replace(sizes, rounds=rounds or sizes.rounds)
         return interference.measure(model, sizes, wanted)
@@ -115,7 +121,7 @@ def _run(arguments: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) 
                 "quick": arguments.quick,
             }
             # The others move blocks of no model.
-            what = shape if group[0] in ("residual", "loop") else None
+            what = shape if group[0] in ("residual", "loop", "interference") else None
             keep(
                 {
                     part: {"conditions": noted, "model": what, "result": result}

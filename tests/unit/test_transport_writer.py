@@ -99,3 +99,26 @@ def test_an_answer_before_the_last_byte_ends_the_write() -> None:
             sender.ready(READ | WRITE)
             assert ends == ["the peer says that all has landed before it was sent"]
     memory.close()
+
+
+def test_what_the_kernel_does_not_take_goes_later() -> None:
+    memory = PoolMemory(4, 8 * 1024 * 1024, os.urandom(16))
+    piece = Piece(0, 0, 4, 0, memory.n_bytes)
+    task = tcp_writer.Outflow(WINDOW, b"e" * 16, [piece], False, lambda _: None)
+    reactor: Any = StillReactor()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sender = tcp_writer.Sender(
+            reactor,
+            memory,
+            *server.getsockname(),
+            timeout_s=5.0,
+            idle_s=5.0,
+            on_idle_end=lambda _: None,
+        )
+        sender.start(task)
+        peer, _ = server.accept()
+        with peer:
+            sender.ready(WRITE)
+            assert reactor.events == READ | WRITE
+            sender.close()
+    memory.close()
