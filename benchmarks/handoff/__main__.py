@@ -92,8 +92,6 @@ def _measure(
 ) -> dict[str, Any]:
     """Results of those `parts` that are in `group`, whose parts share their processes."""
     wanted = [part for part in group if part in parts]
-    if not wanted:
-        return {}
     if "residual" in group:
         extent = residual.QUICK if quick else residual.FULL
         extent = structs.replace(extent, rounds=rounds or extent.rounds)
@@ -113,6 +111,8 @@ def _run(arguments: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) 
     with tempfile.TemporaryDirectory(prefix="twofold-bench-") as folder:
         model, shape = make_bench_model(Path(folder))
         for group in GROUPS:
+            if not any(part in parts for part in group):
+                continue
             before, began = conditions(arguments.also), time.monotonic()
             found = _measure(group, parts, model, arguments.quick, arguments.rounds)
             noted = before | {
