@@ -30,7 +30,13 @@ from benchmarks.transport import measure as measure_transports
 REPO: Final = Path(__file__).resolve().parents[2]
 JSON: Final = REPO / "benchmarks" / "results" / "handoff.json"
 PAGE: Final = REPO / "docs" / "explanation" / "handoff-cost.md"
-GROUPS: Final = (("bandwidth",), ("residual", "slots"), ("loop", "interference"), ("fragments",))
+GROUPS: Final = (
+    ("bandwidth",),
+    ("residual", "slots"),
+    ("loop",),
+    ("interference",),
+    ("fragments",),
+)
 """Parts that share their processes."""
 
 PARTS: Final = tuple(part for group in GROUPS for part in group)
@@ -86,13 +92,11 @@ def _measure(
 ) -> dict[str, Any]:
     """Results of those `parts` that are in `group`, whose parts share their processes."""
     wanted = [part for part in group if part in parts]
-    if not wanted:
-        return {}
     if "residual" in group:
         extent = residual.QUICK if quick else residual.FULL
         extent = structs.replace(extent, rounds=rounds or extent.rounds)
         return residual.measure(model, extent, wanted)
-    if "loop" in group:
+    if "loop" in group or "interference" in group:
         sizes = interference.QUICK if quick else interference.FULL
         sizes = structs.replace(sizes, rounds=rounds or sizes.rounds)
         return interference.measure(model, sizes, wanted)
@@ -107,6 +111,8 @@ def _run(arguments: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) 
     with tempfile.TemporaryDirectory(prefix="twofold-bench-") as folder:
         model, shape = make_bench_model(Path(folder))
         for group in GROUPS:
+            if not any(part in parts for part in group):
+                continue
             before, began = conditions(arguments.also), time.monotonic()
             found = _measure(group, parts, model, arguments.quick, arguments.rounds)
             noted = before | {
@@ -115,7 +121,7 @@ def _run(arguments: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) 
                 "quick": arguments.quick,
             }
             # The others move blocks of no model.
-            what = shape if group[0] in ("residual", "loop") else None
+            what = shape if group[0] in ("residual", "loop", "interference") else None
             keep(
                 {
                     part: {"conditions": noted, "model": what, "result": result}
