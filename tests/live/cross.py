@@ -15,11 +15,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tests.live.cluster import B, Cluster, cluster
+from tests.live.cluster import DEADLINE_S, B, Cluster, cluster
 from tests.live.fault_proxy import FATES, Fault
 
 MODES: Final = ("pull", "push", "layerwise")
@@ -31,6 +31,9 @@ POINTS: Final = {
     "layerwise": ("Hello>", "Hello<", "Claim", "write", "piece", "answer", "Written"),
 }
 """Messages at which something goes wrong, in the order in which they come."""
+
+QUICKLY_MISSED: Final = {"pull": ("Done", "Closed", "Grant"), "push": ("piece", "Written")}
+"""Messages whose loss takes few seconds to show, for a short run."""
 
 PHASES: Final = ("in prefill", "committed", "streaming")
 """Phases with no message between workers: a worker that stands still marks them."""
@@ -44,9 +47,8 @@ PREFILL, DECODE = "prefill-0", "decode-1"
 TOLD_WITHIN_S: Final = 2.0
 """From a kill until the client has its error: 1 s, and time for a loaded machine."""
 
-GIVEN_UP_WITHIN_S: Final = 12.0
-"""From a lost message to the end: a claim or a copy that is not answered is given up after 5 s;
-where a decode worker's Closed is lost as well, its verification has 5 s more."""
+GIVEN_UP_WITHIN_S: Final = DEADLINE_S + 4.0
+"""From a lost message until the client has an end, and until all is back after that."""
 
 
 class Case(NamedTuple):
@@ -88,6 +90,26 @@ def whole(modes: tuple[str, ...] = MODES) -> Iterator[Case]:
                 yield Case(mode, at, fate, act, length)
 
 
+def covering(mode: str) -> list[Case]:
+    """Some of `whole`: in push and layerwise together, and in pull alone, every point meets
+    every fate and every act, and each point and act meet prompts of several lengths."""
+    lengths = cycle(LENGTHS[0 if mode == "pull" else 1 :])
+    turn = 0 if mode == "pull" else MODES.index(mode)
+    found = []
+    acts = [(at, "hold", act) for at, act in product(POINTS[mode], ACTS[1:])]
+    acts += [(at, "", act) for at, act in product(PHASES, ACTS[1:])]
+    fates = [f for f in FATES if f not in ("hold", "drop")]
+    acts += [(at, fate, "none") for at, fate in product(POINTS[mode], fates)]
+    acts += [(at, "drop", "none") for at in QUICKLY_MISSED.get(mode, ())]
+    for i, (at, fate, act) in enumerate(acts):
+        length = next(lengths)
+        while length == 1 and (at in DATA or at == "committed"):
+            length = next(lengths)
+        if not turn or i % 2 == turn - 1:
+            found.append(Case(mode, at, fate, act, length))
+    return found
+
+
 async def one(made: Cluster, case: Case) -> Outcome:
     """Run a case, and check what must hold during and after it."""
     if case.at.startswith("Hello"):
@@ -126,7 +148,8 @@ async def one(made: Cluster, case: Case) -> Outcome:
     end = "left" if case.act == "abort" else client.end()
     if case.act == "none" and case.fate in ("", "delay"):
         assert end == "whole", client.got
-    assert took_s < (TOLD_WITHIN_S if victim else GIVEN_UP_WITHIN_S), took_s
+    if end == "error":  # an answer that goes on to its end takes what it takes
+        assert took_s < (TOLD_WITHIN_S if victim else GIVEN_UP_WITHIN_S), took_s
     made.proxy.set()
     if victim is not None:
         await made.restart(victim)
@@ -169,7 +192,7 @@ class Report:
         return {
             "cases": sum(self.ends.values()) + len(self.failed),
             "ends": dict(sorted(self.ends.items())),
-            "longest_from_kill_to_end_s": round(told[-1], 3) if told else None,
+            "longest_from_kill_to_error_s": round(told[-1], 3) if told else None,
             "failed": self.failed,
         }
 
@@ -190,7 +213,7 @@ async def run(mode: str, cases: list[Case], report: Report, on_case: Any = None)
                     report.failed.append(f"{case}: {type(error).__name__}: {error}")
                     break
                 report.ends[outcome.end] += 1
-                if case.act.startswith("kill"):
+                if case.act.startswith("kill") and outcome.end == "error":
                     report.told_s.append(outcome.took_s)
 
 

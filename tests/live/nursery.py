@@ -5,9 +5,7 @@ They are processes like any other: killed with SIGKILL, stopped with SIGSTOP, go
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
-import multiprocessing.forkserver
 import os
 import sys
 from typing import Any
@@ -22,13 +20,6 @@ def context() -> Any:
     found = multiprocessing.get_context("forkserver")
     found.set_forkserver_preload(list(PRELOAD))
     return found
-
-
-def end() -> None:
-    """End the process that forks, so that a test leaves none behind."""
-    server: Any = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
-    with contextlib.suppress(AttributeError):
-        server._stop()
 
 
 def live(settings: WorkerSettings, log: str) -> None:

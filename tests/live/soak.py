@@ -156,7 +156,7 @@ class Soak:
                 self.n_tries += 1
                 end = await self._one(n_prompt, n_output, leave, stream, salt)
                 if end == "refused":
-                    await asyncio.sleep(0.1)
+                    await asyncio.sleep(0.25)
             self.ends[end] += 1
             self._on_end(sum(self.ends.values()), self._n)
 
@@ -350,7 +350,11 @@ def main() -> int:
         )
         runs.append(asyncio.run(run) | {"load_before": round(load, 1)})
         print(json.dumps(runs[-1]))
-    conditions = {"model": f"tiny {FAMILY}", "cores": os.cpu_count(), "at_once": AT_ONCE}
+    conditions: dict[str, Any] = {
+        "model": f"tiny {FAMILY}",
+        "cores": os.cpu_count(),
+        "at_once": AT_ONCE,
+    }
     conditions |= {"kill_every_s": KILL_EVERY_S, "share_aborted": ABORTED, "note": args.note}
     if args.json:
         args.json.write_text(json.dumps({"conditions": conditions, "runs": runs}, indent=1) + "\n")
