@@ -106,6 +106,7 @@ class Soak:
         self._on_end = on_end
         self._kill_every_s = kill_every_s
         self._gateway_kills = 0
+        self._killed: dict[int, str] = {}
         tokeniser = Tokeniser(tiny.cached_model(FAMILY))
         self._want = {
             n: [tokeniser.token_text(t) for t in expected(FAMILY, n, 0, N_OUTPUT).tokens]
@@ -164,7 +165,7 @@ class Soak:
         self, n_prompt: int, n_output: int, leave: int | None, stream: bool, salt: str
     ) -> str:
         client = Client(self._want[n_prompt][:n_output], leave)
-        kills = self._gateway_kills
+        kills, was_down = self._gateway_kills, self._gateway_is_down()
         data = json.dumps(
             {
                 "model": MODEL,
@@ -179,11 +180,17 @@ class Soak:
         ).encode()
         port = self.deployment.gateway.port
         await client.run(port, request_bytes("POST", "/v1/completions", data))
-        # Only a gateway that dies leaves a client without an end.
-        end = client.end(may_be_cut=self._gateway_kills > kills or not client.got)
+        # Only a gateway that dies leaves a client without an end, or without any answer.
+        may_be_cut = was_down or self._gateway_kills > kills
+        end = client.end(may_be_cut=may_be_cut)
         if not client.got and not client.left:
+            assert may_be_cut, "no answer, though the gateway lives"
             return "refused"
         return "refused" if client.status in (429, 503) else end
+
+    def _gateway_is_down(self) -> bool:
+        pid = self.supervisor.pids().get("gateway")
+        return pid in self._killed or "gateway" in self.supervisor.waiting_for()
 
     async def _canary(self) -> None:
         """Every length is answered right, one at a time."""
@@ -204,6 +211,7 @@ class Soak:
             for name in self._rng.sample(sorted(pids), self._rng.choice((1, 1, 1, 2))):
                 self._gateway_kills += name == "gateway"
                 self.kills[name] += 1
+                self._killed[pids[name]] = name
                 os.kill(pids[name], signal.SIGKILL)
 
     # ------------------------------------------------------------------ afterwards
