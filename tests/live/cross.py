@@ -92,7 +92,7 @@ def whole(modes: tuple[str, ...] = MODES) -> Iterator[Case]:
 
 def covering(mode: str) -> list[Case]:
     """Some of `whole`: in push and layerwise together, and in pull alone, every point meets
-    every fate but lateness, which `hold` is, and loss, and every act; and each point and act meet prompts of several lengths."""
+    every fate but lateness, which `hold` is, and loss, and every act; lengths take turns."""
     lengths = cycle(LENGTHS[0 if mode == "pull" else 1 :])
     turn = 0 if mode == "pull" else MODES.index(mode)
     found = []
