@@ -25,7 +25,7 @@ def test_a_fault_at_a_message_or_a_death_in_a_phase_harms_nothing_else(mode: str
     assert not report.failed
     assert sum(report.ends.values()) == len(cases)
     # Faults were met, and what was not harmed was served.
-    assert min(report.ends[end] for end in ("whole", "error", "left")) > 2, report.ends
+    assert min(report.ends[end] for end in ("whole", "error", "left")) > 0, report.ends
 
 
 def test_the_part_that_runs_here_covers_every_pair() -> None:
