@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -32,6 +33,7 @@ from twofold.messages import (
     Refusal,
     ToPeer,
 )
+from twofold.transport.checksum import block_checksum
 from twofold.types import PROTOCOL_VERSION, KVLayout
 
 HOST = "127.0.0.1"
@@ -243,7 +245,7 @@ def test_a_port_that_never_says_hello_is_given_up(run: Any) -> None:
 
 
 def frame(data: bytes) -> bytes:
-    return len(data).to_bytes(4, "big") + data
+    return len(data).to_bytes(4, "big") + block_checksum(data).to_bytes(8, "big") + data
 
 
 def hello(**other: Any) -> bytes:
@@ -267,7 +269,7 @@ async def closes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 BAD_OPENINGS = {
     "http": b"GET / HTTP/1.1\r\n\r\n",
-    "huge": b"\xff\xff\xff\xff",
+    "huge": b"\xff" * 12,
     "no msgpack": frame(b"\xc1"),
     "empty": frame(b""),
     "no hello": frame(msgspec.msgpack.encode(CLAIM)),
@@ -305,7 +307,7 @@ BAD_MESSAGES = {
     "wrong field": frame(msgspec.msgpack.encode({"type": "Done", "request_id": "x"})),
     "wrong direction": frame(msgspec.msgpack.encode(GRANT)),
     "second hello": hello(),
-    "too long": (64 * 1024 * 1024 + 1).to_bytes(4, "big"),
+    "too long": (64 * 1024 * 1024 + 1).to_bytes(4, "big") + bytes(8),
     "bad text": frame(b"\x82\xa4type\xa4Done\xa1\xff\x00"),
 }
 
@@ -328,6 +330,27 @@ def test_a_peer_that_sends_rubbish_is_lost_once(
 
     run(test)
     assert "control connection with D closed" in caplog.text
+
+
+def test_no_bit_of_a_message_may_flip_on_the_way(run: Any) -> None:
+    """A token of a Grant is part of the prompt: a damaged one is not to be believed."""
+
+    async def test() -> None:
+        good = frame(msgspec.msgpack.encode(Done(300, 70_000, ok=True)))
+        for place, bit in product(range(len(good)), (0, 7)):
+            p = await Worker("P").start()
+            bad = bytearray(good)
+            bad[place] ^= 1 << bit
+            # What follows fills a frame that claims to be longer than it is.
+            reader, writer = await sent(p.port, hello() + bad + good * 8)
+            writer.write_eof()
+            await closes(reader, writer)
+            events = await p.has(1)
+            await settled(lambda at=p: not at.links._open)  # type: ignore[misc]
+            assert all(isinstance(event, PeerLost) for event in events), (place, bit, events)
+            await stop(p)
+
+    run(test)
 
 
 def test_frames_in_single_bytes_are_understood(run: Any) -> None:
@@ -357,10 +380,10 @@ def test_a_peer_that_connects_again_is_lost_before_it_is_heard_anew(run: Any) ->
         assert (await p.has(3))[1:] == [PeerLost("D", "reconnected"), FromPeer("D", CLAIM)]
         await closes(*old)
         p.send("D", GRANT)
-        size = int.from_bytes(await new[0].readexactly(4), "big")
+        size = int.from_bytes((await new[0].readexactly(12))[:4], "big")
         assert b"Hello" in await new[0].readexactly(size)
         for _ in range(2):
-            size = int.from_bytes(await new[0].readexactly(4), "big")
+            size = int.from_bytes((await new[0].readexactly(12))[:4], "big")
             assert msgspec.msgpack.decode(await new[0].readexactly(size), type=Grant) == GRANT
         assert len(p.got) == 3
         await stop(p)

@@ -122,6 +122,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[_Port, Meta(description="port of its HTTP API; 0: any free one")]
     handoff_port: Annotated[_Port, Meta(description="port for its peers; 0: any free one")]
     engine: EngineSettings
+    advertise: Annotated[
+        str, Meta(description="numeric address that peers are given; empty: the one of --host")
+    ] = ""
     record: Annotated[
         str, Meta(description="file to record every message of the core in; empty: none")
     ] = ""

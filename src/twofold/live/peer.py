@@ -5,8 +5,10 @@ back on that same connection. Two workers that claim from each other so have two
 for each direction, and never ask which of them a message belongs to. They stand and fall
 together: when either breaks, both are closed and the peer is lost, once, on both sides.
 
-A frame is its length (4 bytes, big-endian) and one msgpack message. Both sides begin with a
-`Hello`; nothing else is looked at before it has matched.
+A frame is the length of a msgpack message (4 bytes, big-endian), its checksum (8) and the message.
+The checksum is for bits that flip on the way: a token of a `Grant` is part of the prompt, so one
+that is damaged gives wrong text as surely as damaged KV. Both sides begin with a `Hello`; nothing
+else is looked at before it has matched.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import struct
 from collections.abc import Callable
 from typing import Final, cast
 
@@ -34,10 +37,11 @@ from twofold.messages import (
     ToPeer,
     Written,
 )
+from twofold.transport.checksum import block_checksum
 
 _log = logging.getLogger("twofold.peer")
 
-_LENGTH_BYTES: Final = 4
+_HEAD: Final = struct.Struct(">IQ")
 
 _TO_PREFILL: Final = msgspec.msgpack.Decoder(Claim | Heartbeat | Done)
 _TO_DECODE: Final = msgspec.msgpack.Decoder(Grant | Written | Refusal | Closed)
@@ -298,16 +302,19 @@ class _Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
-        while not self._cut and len(self._buffer) >= _LENGTH_BYTES:
-            size = int.from_bytes(self._buffer[:_LENGTH_BYTES], "big")
+        while not self._cut and len(self._buffer) >= _HEAD.size:
+            size, checksum = _HEAD.unpack_from(self._buffer)
             limit = self._links.max_frame_bytes if self._greeted else HELLO_BYTES
             if size > limit:
                 self._refuse(f"a frame of {size} bytes, where {limit} is the most")
                 return
-            if len(self._buffer) < _LENGTH_BYTES + size:
+            if len(self._buffer) < _HEAD.size + size:
                 return
-            frame = bytes(memoryview(self._buffer)[_LENGTH_BYTES : _LENGTH_BYTES + size])
-            del self._buffer[: _LENGTH_BYTES + size]
+            frame = bytes(memoryview(self._buffer)[_HEAD.size : _HEAD.size + size])
+            del self._buffer[: _HEAD.size + size]
+            if block_checksum(frame) != checksum:
+                self._refuse("checksum differs: a message changed on the way")
+                return
             self._take(frame)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -364,7 +371,7 @@ class _Link(asyncio.Protocol):
 
     def _write_frame(self, message: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(len(message).to_bytes(_LENGTH_BYTES, "big") + message)
+            self._transport.write(_HEAD.pack(len(message), block_checksum(message)) + message)
 
     def _watch_over(self, sock: socket.socket) -> None:
         """Let the kernel find peers whose host went silent, sending or not."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import os
 import signal
@@ -46,6 +47,7 @@ class Worker:
         self.http_port = settings.port
         self.handoff_port = settings.handoff_port
         self._host = settings.host
+        self._advertise = settings.advertise
         self._transport_name = engine.transport
         self._record = settings.record
         self._tokeniser = tokeniser
@@ -126,7 +128,13 @@ class Worker:
                 soon(self.driver.completions)
 
         hashed = self.layout.checksum != "off"
-        transport = make_transport(self._transport_name, notify, host=self._host, checksums=hashed)
+        transport = make_transport(
+            self._transport_name,
+            notify,
+            host=self._host,
+            advertise=self._advertise,
+            checksums=hashed,
+        )
         settings = {**self._core_settings, "segment": transport.register(self.memory)}
         if self._record:
             self._journal = open(self._record, "wb")  # noqa: SIM115
@@ -160,7 +168,7 @@ class Worker:
             "max_model_len": self.max_model_len,
             "kv_blocks": self.memory.n_blocks,
             "max_num_seqs": self._core_settings["max_num_seqs"],
-            "handoff_host": self._host,
+            "handoff_host": self._advertise or self._host,
             "handoff_port": self.handoff_port,
             "layout": msgspec.to_builtins(self.layout),
         }
@@ -243,6 +251,13 @@ def run_worker(settings: WorkerSettings) -> int:
     engine = settings.engine
     if reason := unusable(engine.transport, engine.handoff):
         raise ValueError(reason)
+    if settings.advertise:
+        try:
+            ipaddress.ip_address(settings.advertise)
+        except ValueError:
+            raise ValueError(
+                f"--advertise {settings.advertise}: must be a numeric address"
+            ) from None
     loaded, tokeniser = _load(settings)
     worker = Worker(settings, loaded, tokeniser)
     try:

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 import xxhash
 
 
-def block_checksum(block: memoryview) -> int:
-    """xxh3_64 of a block's bytes."""
+def block_checksum(block: memoryview | bytes) -> int:
+    """xxh3_64 of a block's bytes, or of a message."""
     digest: int = xxhash.xxh3_64_intdigest(block)
     return digest
 

@@ -35,19 +35,22 @@ def unusable(transport: str, handoff: str) -> str:
 
 
 def make_transport(
-    name: str, notify: Callable[[], None], *, host: str, checksums: bool
+    name: str, notify: Callable[[], None], *, host: str, advertise: str = "", checksums: bool
 ) -> Transport:
-    """The transport `name`, for workers on `host`. Raises ValueError when it cannot be had."""
+    """The transport `name`, for a worker on `host` that peers reach at `advertise` (if not empty).
+
+    Raises ValueError when it cannot be had.
+    """
     if name == "shm":
         return ShmTransport(notify, checksums=checksums)
     if name == "tcp":
-        return TcpTransport(notify, host=host, checksums=checksums)
+        return TcpTransport(notify, host=host, advertise=advertise, checksums=checksums)
     try:
         engine: Engine
         if name == "mooncake":
             from twofold.transport.mooncake import MooncakeEngine
 
-            engine = MooncakeEngine(host)
+            engine = MooncakeEngine(advertise or host)
         else:
             from twofold.transport.nixl import NixlEngine
 

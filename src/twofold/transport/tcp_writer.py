@@ -131,8 +131,7 @@ class Sender(Connection[Outflow]):
             return False
         nothing = wire.Range(0, 0)
         wire.check_answer(self._answer, task.epoch, task.window, nothing, task.n_bytes)
-        # The turn may have ended with the last byte, so that nobody has looked since.
-        if task.pieces or self._out:
+        if not self._sent:
             raise wire.FrameError("the peer says that all has landed before it was sent")
         self._rest(task)
         return True

@@ -1,0 +1,16 @@
+"""A short soak: the long one is `python -m tests.live.soak`."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.live.soak import soak
+
+
+def test_a_short_soak_leaves_nothing_behind() -> None:
+    found = asyncio.run(
+        soak("1P1D", 60, 3, handoff="push", transport="shm", kill_every_s=(0.4, 0.8))
+    )
+    assert sum(found["kills"].values()) >= 1
+    assert found["ends"]["whole"] >= 20
+    assert found["processes_left"] == found["memory_left"] == 0
