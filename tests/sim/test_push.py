@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.support import MS, audited, mixture, one
+from twofold.messages import Claim, ToPeer, Written
+from twofold.sim.faults import AS_SENT, Fate
 from twofold.sim.network import _Moving
+from twofold.types import NS_PER_S
 
 MODES = ("pull", "push", "layerwise")
 
@@ -90,6 +93,34 @@ def test_below_the_threshold_a_prompt_goes_in_one_piece() -> None:
         if handoff == "push":
             whole = records[0]
     assert records[0].token_times_ns == whole.token_times_ns
+
+
+class Losing:
+    """The first `left` peer messages of one kind never arrive."""
+
+    def __init__(self, kind: type, left: int) -> None:
+        self.kind = kind
+        self.left = left
+
+    def fate(self, sequence: int, message: object) -> Fate:
+        if isinstance(message, ToPeer) and isinstance(message.message, self.kind) and self.left:
+            self.left -= 1
+            return ()
+        return AS_SENT
+
+
+@pytest.mark.parametrize("handoff", ["push", "layerwise"])
+@pytest.mark.parametrize("kind", [Claim, Written])
+@pytest.mark.parametrize("times", [1, 3])
+def test_what_is_lost_is_said_again_at_the_next_heartbeat(
+    handoff: str, kind: type, times: int
+) -> None:
+    """No deadline is set: without another copy decode would wait for ever."""
+    losing = Losing(kind, times)
+    records, _ = audited("1P1D", [one(300)], settings=_settings(handoff), faults=losing)
+    assert losing.left == 0
+    assert records[0].outcome == "finished"
+    assert times * NS_PER_S <= records[0].e2e_ns < (times + 1) * NS_PER_S
 
 
 def test_push_does_not_leave_decode_waiting_when_prefill_fails() -> None:

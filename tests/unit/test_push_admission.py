@@ -8,7 +8,20 @@ import pytest
 
 from tests.unit.harness import LAYOUT, B
 from twofold.core.worker import WorkerCore
-from twofold.messages import Claim, Done, Ended, FromPeer, RunStep, StepDone, Submit
+from twofold.messages import (
+    Claim,
+    Closed,
+    Done,
+    Ended,
+    FromPeer,
+    PeerMessage,
+    Refusal,
+    RunStep,
+    StepDone,
+    Submit,
+    ToPeer,
+    Write,
+)
 
 N_BLOCKS = 9
 LONGEST = 4  # blocks of the longest request
@@ -31,6 +44,8 @@ class Prefill:
         )
         self.read: list[int] = []
         self.ended: list[Ended] = []
+        self.said: list[PeerMessage] = []
+        self.writes = 0
 
     def give(self, message: Any) -> None:
         todo = [message]
@@ -42,6 +57,10 @@ class Prefill:
                     todo.append(StepDone(effect.step, tuple((i, 1) for i in ids)))
                 elif isinstance(effect, Ended):
                     self.ended.append(effect)
+                elif isinstance(effect, ToPeer):
+                    self.said.append(effect.message)
+                elif isinstance(effect, Write):
+                    self.writes += 1
         self.core.check()
 
     def prompt(self, number: int, n_blocks: int = 3) -> None:
@@ -78,6 +97,18 @@ def test_with_nothing_in_use_one_starts_and_an_offer_starts_the_next(handoff: st
     assert made.read == [1], "an idle worker waited"
     made.claim(2)
     assert made.read == [1, 2]
+
+
+@pytest.mark.parametrize("handoff", ["push", "layerwise"])
+def test_an_offer_that_comes_after_it_was_taken_back_is_never_written_to(handoff: str) -> None:
+    """A second copy of a Claim, overtaken by word that decode has given up: its blocks are free."""
+    made = Prefill(handoff)
+    made.give(FromPeer("d", Done(101, 0, ok=False)))
+    made.claim(1)
+    assert [type(m) for m in made.said] == [Closed, Refusal]
+    made.prompt(1)
+    assert made.read == [1]
+    assert made.writes == 0
 
 
 @pytest.mark.parametrize("handoff", ["push", "layerwise"])

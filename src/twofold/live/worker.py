@@ -255,9 +255,8 @@ def run_worker(settings: WorkerSettings) -> int:
         try:
             ipaddress.ip_address(settings.advertise)
         except ValueError:
-            raise ValueError(
-                f"--advertise {settings.advertise}: must be a numeric address"
-            ) from None
+            text = f"--advertise {settings.advertise}: must be a numeric address"
+            raise ValueError(text) from None
     loaded, tokeniser = _load(settings)
     worker = Worker(settings, loaded, tokeniser)
     try:

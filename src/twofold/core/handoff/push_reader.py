@@ -3,6 +3,7 @@
     state      message                    next
     WAITING    placed                     LOADING: Claim sent, with the blocks to write to
     LOADING    Written                    VERIFYING: checksums of what landed are computed
+    LOADING    heartbeat                  the Claim is said again, lest it or Written were lost
     LOADING    Refusal, Closed            failed: the other side writes no more
     VERIFYING  Digested, checksums equal  RUNNING, Done(ok) sent
     VERIFYING  Digested, otherwise        failed
@@ -60,12 +61,18 @@ class PushReader(Reader):
             self._close(request)
             self._ready(request, now_ns)
             return
-        ours = request.blocks[hits:n_blocks]
-        self._reserve(request, ours, now_ns)
+        self._reserve(request, request.blocks[hits:n_blocks], now_ns)
+        out.append(self._offer(request))
+
+    def _offer(self, request: Request) -> ToPeer:
+        """The Claim with the blocks that are reserved for `request`."""
+        source, ours = request.source, self._pool.holds[request.id].blocks
+        assert source is not None
+        first = ceil_div(request.n_prompt - 1, self._pool.block_size) - len(ours)
         message = Claim(
-            source.request_id, source.generation, self._layout, self._segment, hits, tuple(ours)
+            source.request_id, source.generation, self._layout, self._segment, first, ours
         )
-        out.append(ToPeer(source.engine_id, message, source.host, source.port))
+        return ToPeer(source.engine_id, message, source.host, source.port)
 
     def from_peer(self, peer: str, message: PeerMessage, now_ns: int, out: Effects) -> None:
         """Take a prefill worker's answer; a late one, or one of an old generation, is dropped."""
@@ -137,8 +144,16 @@ class PushReader(Reader):
             self._engine.drained(request)
 
     def _heartbeat(self, now_ns: int, out: Effects) -> None:
-        """Also ask those that have not said yet that they have stopped once more."""
+        """Also say again what may have been lost: offers, and that those who write shall stop.
+
+        An offer that has come is answered once all is written, and so is each copy of it after
+        that: this finds a lost Claim and a lost Written.
+        """
         super()._heartbeat(now_ns, out)
+        for request in self._of.values():
+            loading = request.state is State.LOADING
+            if loading and request.placed_ns + self._heartbeat_ns <= now_ns:
+                out.append(self._offer(request))
         for request in self._draining.values():
             assert request.source is not None
             out.append(self._done(request.source, ok=False))

@@ -270,7 +270,12 @@ class PushSource(PushAdmission):
             if sending.generation != claim.generation:
                 reason = f"stale: generation {claim.generation} of {sending.generation}"
             elif sending.claim is not None and sending.peer == peer:
-                return  # said twice: a refusal now would be taken for the end of all writes
+                # Said twice: a refusal now would be taken for the end of all writes.
+                sending.told = False
+                self._tell(sending, now_ns, out)
+                return
+            elif sending.unwanted:
+                reason = "stale: decode wants it no more"
             elif sending.peer not in ("", peer) or sending.ending:
                 reason = sending.ending or "another worker has claimed it"
         if reason is not None:
