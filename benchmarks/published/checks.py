@@ -34,17 +34,14 @@ ARITHMETIC: Final[dict[str, Check]] = {
 }
 
 _CURVES: Final[dict[str, Check]] = {
-    f"{case.name}-{system.lower()}": partial(distserve_curves.curve_rows, case=case, system=system)
+    f"distserve-{case.name}": partial(distserve_curves.case_rows, case=case)
     for case in distserve_curves.CASES
-    for system in ("DistServe", "vLLM")
 }
 
 _SPLITS: Final[dict[str, Check]] = {
-    f"splitwise-{trace}-{how}": partial(
-        splitwise_pools.winner_rows, trace=trace, as_published=how == "published"
-    )
+    f"splitwise-{trace}-{name}": partial(splitwise_pools.winner_rows, trace=trace, set_up=set_up)
     for trace in splitwise.TRACES
-    for how in ("published", "sound")
+    for name, set_up in (("bloom", splitwise_pools.BLOOM), ("llama", splitwise_pools.LLAMA))
 }
 
 CHECKS: Final[dict[str, Check]] = {
@@ -52,7 +49,6 @@ CHECKS: Final[dict[str, Check]] = {
     "distserve-toy": distserve.toy_rows,
     "distserve-example": distserve.example_rows,
     **_CURVES,
-    "distserve-ratios": distserve_curves.ratio_rows,
     "distserve-table2": distserve_curves.table2_rows,
     "distserve-unchecked": distserve_curves.unchecked_rows,
     "splitwise-single": splitwise.table_rows,

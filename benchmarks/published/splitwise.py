@@ -9,7 +9,6 @@ from benchmarks.published.data import Data, at_share, mean, spread
 from benchmarks.published.rows import Row, close, exact, holds, unchecked
 from benchmarks.published.sim import Times, Workers, one_token_less, simulate
 from twofold.cost.models import model_shape
-from twofold.cost.profile import Profile
 from twofold.cost.readers import read_splitwise
 from twofold.cost.step import StepTime
 from twofold.cost.step_profile import step_time
@@ -23,15 +22,15 @@ GBIT: Final = 125_000_000
 TRACES: Final = {"coding": "azure2023_code.csv", "conversation": "azure2023_conv.csv"}
 
 
-def profile(data: Data, machine: str, *, as_published: bool = False) -> Profile:
-    """Llama2-70B at TP8 on one machine."""
+def step(
+    data: Data, machine: str, *, model: str = "llama2-70b", as_published: bool = False
+) -> StepTime:
+    """Step times at TP8 on one machine, going on along the last slope beyond the table as
+    splitwise-sim does.
+    """
     path = data.path("profiles/splitwise_perf_model.csv")
-    return read_splitwise(path, f"llama2-70b:{MACHINES[machine]}:8", as_published=as_published)
-
-
-def step(data: Data, machine: str, *, as_published: bool = False) -> StepTime:
-    """Its step times, going on along the last slope beyond the table as splitwise-sim does."""
-    return step_time(profile(data, machine, as_published=as_published), extrapolate=True)
+    select = f"{model}:{MACHINES[machine]}:8"
+    return step_time(read_splitwise(path, select, as_published=as_published), extrapolate=True)
 
 
 def alone(model: StepTime, request: Lengths) -> Times:
