@@ -12,10 +12,12 @@ from benchmarks.published import (
     distserve_curves,
     h100,
     mooncake,
+    mooncake_reuse,
     prefixes,
     sarathi,
     silicon,
     splitwise,
+    splitwise_costs,
     splitwise_pools,
     transfers,
 )
@@ -31,6 +33,8 @@ ARITHMETIC: Final[dict[str, Check]] = {
     "traces": arithmetic.trace_rows,
     "distserve-arithmetic": arithmetic.distserve_rows,
     "mooncake-arithmetic": arithmetic.mooncake_rows,
+    "mooncake-reuse": mooncake_reuse.reuse_rows,
+    "splitwise-costs": splitwise_costs.cost_rows,
 }
 
 _CURVES: Final[dict[str, Check]] = {
