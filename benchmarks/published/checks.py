@@ -43,9 +43,8 @@ _CURVES: Final[dict[str, Check]] = {
 }
 
 _SPLITS: Final[dict[str, Check]] = {
-    f"splitwise-{trace}-{name}": partial(splitwise_pools.winner_rows, trace=trace, set_up=set_up)
+    f"splitwise-{trace}-bloom": partial(splitwise_pools.winner_rows, trace=trace)
     for trace in splitwise.TRACES
-    for name, set_up in (("bloom", splitwise_pools.BLOOM), ("llama", splitwise_pools.LLAMA))
 }
 
 CHECKS: Final[dict[str, Check]] = {

@@ -14,9 +14,8 @@ from twofold.cost.step import PrefillPart, StepTime
 from twofold.metrics.record import RequestRecord
 from twofold.plan.hardware import layout_of
 from twofold.sim import Cluster
-from twofold.sim.cluster import WorkerPlan
 from twofold.sim.events import Kind
-from twofold.sim.pools import Pool, parse_pools, plan_workers
+from twofold.sim.pools import Pool, WorkerPlan, parse_pools, plan_workers
 from twofold.trace import Lengths, TraceRequest
 from twofold.types import NS_PER_MS
 

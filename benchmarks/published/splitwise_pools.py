@@ -2,7 +2,6 @@
 
 The published pools are of BLOOM-176B: it is the default of splitwise-sim's applications/solo.yaml,
 and its notebook plots the pools and the search for 70 req/s with model_to_plot = "bloom-176b".
-Llama2-70B with a sound look-up of decode times is kept beside it.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from benchmarks.published.sim import (
     one_token_less,
     simulate,
 )
-from benchmarks.published.splitwise import MODEL, SOURCE, TRACES, alone, step
-from twofold.cost.models import fits_tokens, model_shape
+from benchmarks.published.splitwise import SOURCE, TRACES, step
+from twofold.cost.models import model_shape
 from twofold.trace import Lengths, poisson
 from twofold.types import NS_PER_MS
 
@@ -44,72 +43,40 @@ class Pools(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.mixed}M" if self.mixed else f"{self.n_prompt}P{self.n_token}D"
 
 
-class SetUp(msgspec.Struct, frozen=True, kw_only=True):
-    """A model, as the perf model and as a shape know it, and how splitwise-sim's rules are kept.
-
-    `as_published`: times are looked up as splitwise-sim does, TBT is the time after the first
-    token over all tokens, and the idle A100's TBT is looked up at the prompt's size.
-    """
-
-    table: str
-    shape: str
-    kv_tokens: int
-    as_published: bool
-    told: str
-
-
-BLOOM: Final = SetUp(
-    table="bloom-176b",
-    shape="BLOOM-176B",
-    # 8 x 80 GiB less 329e9 bytes of weights, over 2 x 70 layers x 14,336 x 2 bytes a token.
-    kv_tokens=(8 * 80 * 2**30 - 329_000_000_000) // (2 * 70 * 14336 * 2),
-    as_published=True,
-    told=(
-        "BLOOM-176B, splitwise-sim's default and what its notebook plots; decode looked up as it "
-        "does (by sequences, below the first point), TBT over all tokens, the idle A100's TBT at "
-        "the prompt's size; KV in 8 x 80 GiB less 329 GB as in its configuration"
-    ),
-)
-LLAMA: Final = SetUp(
-    table="llama2-70b",
-    shape=MODEL,
-    kv_tokens=fits_tokens(model_shape(MODEL), int(80e9 * 0.9), 8, 2.0),
-    as_published=False,
-    told="Llama2-70B, decode looked up by batch; KV in 90 % of 8 x 80 GB beside the weights",
+TABLE: Final = "bloom-176b"
+SHAPE: Final = "BLOOM-176B"
+KV_TOKENS: Final = (8 * 80 * 2**30 - 329_000_000_000) // (2 * 70 * 14336 * 2)
+"""8 x 80 GiB less the weights, over layers x hidden x K and V of 2 bytes: its configuration."""
+TOLD: Final = (
+    "BLOOM-176B, splitwise-sim's default and what its notebook plots; decode looked up as it "
+    "does (by sequences, below the first point), TBT over all tokens, the idle A100's TBT at "
+    "the prompt's size; KV in 8 x 80 GiB less 329 GB as in its configuration"
 )
 
 
 class Goals:
     """The nine goals: slowdowns against an idle A100 at P50, P90 and P99."""
 
-    def __init__(self, data: Data, set_up: SetUp) -> None:
+    def __init__(self, data: Data) -> None:
         table = data.paper("splitwise")["table6_slo_slowdown_vs_uncontended_DGX_A100"]
         self._limits = [
             (i, share, float(table[label][percent]))
             for i, label in enumerate(("TTFT", "TBT", "E2E"))
             for percent, share in (("P50", 0.5), ("P90", 0.9), ("P99", 0.99))
         ]
-        self._set_up = set_up
-        self._idle = step(data, "A", model=set_up.table, as_published=set_up.as_published)
+        self._idle = step(data, "A", model=TABLE, as_published=True)
 
     def _base(self, request: Lengths) -> Times:
-        if not self._set_up.as_published:
-            return alone(self._idle, request)
         n = request.input_tokens
         ttft = self._idle.step_ns([(n, 0)], 0, 0) / NS_PER_MS
         tbt = self._idle.step_ns((), n, n) / NS_PER_MS
         return Times(ttft, tbt, ttft + tbt * (request.output_tokens - 1))
 
-    def _tbt(self, request: Lengths, times: Times) -> float:
-        if not self._set_up.as_published:
-            return times.tpot
-        return (times.e2e - times.ttft) / request.output_tokens
-
     def missed(self, requests: Sequence[Lengths], times: Sequence[Times]) -> list[str]:
         """Which are missed, in words; none when all hold."""
         bases = [self._base(request) for request in requests]
         took = [
-            Times(t.ttft, self._tbt(request, t), t.e2e)
+            Times(t.ttft, (t.e2e - t.ttft) / request.output_tokens, t.e2e)
             for request, t in zip(requests, times, strict=True)
         ]
         slowdowns = [
@@ -136,23 +103,16 @@ def seconds(data: Data) -> int:
 class Search:
     """The highest rate of the grid at which a cluster meets all nine goals."""
 
-    def __init__(self, data: Data, trace: str, set_up: SetUp) -> None:
+    def __init__(self, data: Data, trace: str) -> None:
         self._data = data
         self._all = data.lengths(TRACES[trace])
-        self._goals = Goals(data, set_up)
-        self._set_up = set_up
-        self._shape = model_shape(set_up.shape)
+        self._goals = Goals(data)
+        self._shape = model_shape(SHAPE)
         self.why: dict[str, str] = {}
 
     def _workers(self, machine: str) -> Workers:
-        set_up = self._set_up
-        times = step(self._data, machine, model=set_up.table, as_published=set_up.as_published)
-        return Workers(
-            step=WholePrompts(times),
-            kv_tokens=set_up.kv_tokens,
-            max_num_seqs=512,
-            budget=2048,
-        )
+        times = step(self._data, machine, model=TABLE, as_published=True)
+        return Workers(step=WholePrompts(times), kv_tokens=KV_TOKENS, max_num_seqs=512, budget=2048)
 
     def missed(self, pools: Pools, rate: int) -> list[str]:
         """The goals that are missed at `rate`."""
@@ -178,9 +138,9 @@ class Search:
         return RATES[low] if low >= 0 else 0
 
 
-def _conditions(data: Data, set_up: SetUp) -> str:
+def _conditions(data: Data) -> str:
     return (
-        f"{set_up.told}; TP8 machines, Poisson requests "
+        f"{TOLD}; TP8 machines, Poisson requests "
         f"for {seconds(data)} s with lengths of "
         "the Azure trace (golden-section stride), rates 30 to 250 by 10 as splitwise-sim's, all "
         "nine slowdown goals against the same model's idle A100, transfer 200 GiB/s per pair as in "
@@ -189,11 +149,11 @@ def _conditions(data: Data, set_up: SetUp) -> str:
     )
 
 
-def winner_rows(data: Data, trace: str, set_up: SetUp) -> list[Row]:
+def winner_rows(data: Data, trace: str) -> list[Row]:
     """The best split of 40 H100 machines at equal power: 35:5 for code, 25:15 for conversation."""
     told = data.paper("splitwise")["pools"]
     published = "{}:{}".format(*told[f"iso_power_{trace}"]["HH"])
-    search = Search(data, trace, set_up)
+    search = Search(data, trace)
     rates: dict[str, int] = {}
     for n_token in (5, 15, 25) if data.quick else (5, 10, 15, 20):
         pools = Pools(name=f"{40 - n_token}:{n_token}", n_prompt=40 - n_token, n_token=n_token)
@@ -206,19 +166,19 @@ def winner_rows(data: Data, trace: str, set_up: SetUp) -> list[Row]:
     return [
         holds(
             SOURCE,
-            f"{what}, {set_up.shape}",
+            f"{what}, {SHAPE}",
             published,
             f"{' and '.join(winners)} ({shown} req/s)",
             published in winners,
-            conditions=_conditions(data, set_up),
-            why=f"the published pools are BLOOM-176B's; what stops each here: {stops}",
+            conditions=_conditions(data),
+            why=f"what stops each split above its rate: {stops}",
         )
     ]
 
 
 def claim_rows(data: Data) -> list[Row]:
     """Throughput at equal power or cost, conversation trace."""
-    search = Search(data, "conversation", BLOOM)
+    search = Search(data, "conversation")
     pools = [
         Pools(name="Baseline-A100 (70)", prompt="A", mixed=70),
         Pools(name="Baseline-H100 (40)", mixed=40),
@@ -228,9 +188,7 @@ def claim_rows(data: Data) -> list[Row]:
     ]
     found = {p.name: search.best(p) for p in pools}
     conditions = (
-        _conditions(data, BLOOM)
-        + "; rates in req/s: "
-        + ", ".join(f"{k} {v}" for k, v in found.items())
+        _conditions(data) + "; rates in req/s: " + ", ".join(f"{k} {v}" for k, v in found.items())
     )
     stops = "what stops each: " + ", ".join(f"{k}: {v}" for k, v in search.why.items())
     told = (
@@ -269,7 +227,7 @@ def claim_rows(data: Data) -> list[Row]:
 
 def cheapest_rows(data: Data) -> list[Row]:
     """27P:3T as the smallest H100 cluster for 70 req/s of code, all machines at one price."""
-    search = Search(data, "coding", BLOOM)
+    search = Search(data, "coding")
     rate = 70
     found: dict[int, int] = {}
     for n_token in (2, 3, 4):
@@ -284,7 +242,7 @@ def cheapest_rows(data: Data) -> list[Row]:
     told = sum(published)
     ours = found[n_token] + n_token
     shown = ", ".join(f"{p}:{t}" if p < 40 else f"none with {t}" for t, p in found.items())
-    conditions = _conditions(data, BLOOM) + f"; smallest that hold 70 req/s: {shown}"
+    conditions = _conditions(data) + f"; smallest that hold 70 req/s: {shown}"
     what = "cheapest H100 cluster for 70 req/s of code"
     best = f"{found[n_token]}P:{n_token}T"
     return [
