@@ -13,6 +13,7 @@ from benchmarks.published.rows import Row, close, holds, unchecked
 from benchmarks.published.sim import Workers, simulate
 from twofold.cost.models import fits_tokens, model_shape
 from twofold.cost.readers import read_profile
+from twofold.cost.step import StepTime
 from twofold.cost.step_profile import step_time
 from twofold.metrics.record import RequestRecord
 from twofold.policy.choice import Choice, mix
@@ -54,6 +55,11 @@ def requests_of(data: Data, name: str) -> list[TraceRequest]:
     trace = data.trace(f"mooncake_{name}_trace.jsonl")
     found = jitter(trace, 0) if name == "conversation" else trace
     return list(head(found, 2000) if data.quick else found)
+
+
+def prefill_step(data: Data) -> StepTime:
+    """Step times of a node."""
+    return _workers(data, prefix=True, dram=True).step
 
 
 def _workers(data: Data, *, prefix: bool, dram: bool, budget: int = 8192) -> Workers:
