@@ -102,7 +102,7 @@ def queue_rows(data: Data) -> list[Row]:
         rows.append(
             close(
                 SOURCE,
-                f"mean TTFT by scheduling as a plain queue, {policy}, prefill {slower:g} times as long",
+                f"mean TTFT as a plain queue, {policy}, prefill {slower:g} times as long",
                 told[key],
                 Queue(step, slower).ttft_s(requests, policy),
                 unit="s",
