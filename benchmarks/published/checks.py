@@ -34,8 +34,6 @@ ARITHMETIC: Final[dict[str, Check]] = {
     "traces": arithmetic.trace_rows,
     "distserve-arithmetic": arithmetic.distserve_rows,
     "mooncake-arithmetic": arithmetic.mooncake_rows,
-    "mooncake-reuse": mooncake_reuse.reuse_rows,
-    "splitwise-costs": splitwise_costs.cost_rows,
 }
 
 _CURVES: Final[dict[str, Check]] = {
@@ -56,11 +54,13 @@ CHECKS: Final[dict[str, Check]] = {
     "distserve-table2": distserve_curves.table2_rows,
     "distserve-unchecked": distserve_curves.unchecked_rows,
     "splitwise-single": splitwise.table_rows,
+    "splitwise-costs": splitwise_costs.cost_rows,
     **_SPLITS,
     "splitwise-cheapest": splitwise_pools.cheapest_rows,
     "splitwise-claims": splitwise_pools.claim_rows,
     "splitwise-transfers": splitwise.transfer_rows,
     "splitwise-unchecked": splitwise.unchecked_rows,
+    "mooncake-reuse": mooncake_reuse.reuse_rows,
     "mooncake-scheduling": mooncake.scheduling_rows,
     "mooncake-queue": prefill_queue.queue_rows,
     "mooncake-capacity": mooncake.capacity_rows,
