@@ -12,10 +12,13 @@ from benchmarks.published import (
     distserve_curves,
     h100,
     mooncake,
+    mooncake_reuse,
+    prefill_queue,
     prefixes,
     sarathi,
     silicon,
     splitwise,
+    splitwise_costs,
     splitwise_pools,
     transfers,
 )
@@ -34,17 +37,13 @@ ARITHMETIC: Final[dict[str, Check]] = {
 }
 
 _CURVES: Final[dict[str, Check]] = {
-    f"{case.name}-{system.lower()}": partial(distserve_curves.curve_rows, case=case, system=system)
+    f"distserve-{case.name}": partial(distserve_curves.case_rows, case=case)
     for case in distserve_curves.CASES
-    for system in ("DistServe", "vLLM")
 }
 
 _SPLITS: Final[dict[str, Check]] = {
-    f"splitwise-{trace}-{how}": partial(
-        splitwise_pools.winner_rows, trace=trace, as_published=how == "published"
-    )
+    f"splitwise-{trace}-bloom": partial(splitwise_pools.winner_rows, trace=trace)
     for trace in splitwise.TRACES
-    for how in ("published", "sound")
 }
 
 CHECKS: Final[dict[str, Check]] = {
@@ -52,16 +51,18 @@ CHECKS: Final[dict[str, Check]] = {
     "distserve-toy": distserve.toy_rows,
     "distserve-example": distserve.example_rows,
     **_CURVES,
-    "distserve-ratios": distserve_curves.ratio_rows,
     "distserve-table2": distserve_curves.table2_rows,
     "distserve-unchecked": distserve_curves.unchecked_rows,
     "splitwise-single": splitwise.table_rows,
+    "splitwise-costs": splitwise_costs.cost_rows,
     **_SPLITS,
     "splitwise-cheapest": splitwise_pools.cheapest_rows,
     "splitwise-claims": splitwise_pools.claim_rows,
     "splitwise-transfers": splitwise.transfer_rows,
     "splitwise-unchecked": splitwise.unchecked_rows,
+    "mooncake-reuse": mooncake_reuse.reuse_rows,
     "mooncake-scheduling": mooncake.scheduling_rows,
+    "mooncake-queue": prefill_queue.queue_rows,
     "mooncake-capacity": mooncake.capacity_rows,
     "mooncake-capacity-rate": mooncake.capacity_rate_rows,
     "mooncake-ratio": mooncake.pd_ratio_rows,

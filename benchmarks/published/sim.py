@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 import msgspec
@@ -14,8 +14,9 @@ from twofold.cost.step import PrefillPart, StepTime
 from twofold.metrics.record import RequestRecord
 from twofold.plan.hardware import layout_of
 from twofold.sim import Cluster
-from twofold.sim.pools import Pool, parse_pools, plan_workers
-from twofold.trace import TraceRequest
+from twofold.sim.events import Kind
+from twofold.sim.pools import Pool, WorkerPlan, parse_pools, plan_workers
+from twofold.trace import Lengths, TraceRequest
 from twofold.types import NS_PER_MS
 
 NEVER: Final = float("inf")
@@ -52,6 +53,23 @@ def simulate(
     latency: Mapping[str, int] = NO_LATENCY,
 ) -> list[RequestRecord]:
     """Run `pools` ("2P1D") of `workers`, by role where they differ; `router` are its settings."""
+    cluster = Cluster(
+        _plans(pools, shape, workers, block, handoff),
+        link_bytes_per_s=link_bytes_per_s,
+        router=router,
+        layer_groups=layer_groups,
+        **cast("dict[str, Any]", dict(latency)),
+    )
+    return cluster.run(requests)
+
+
+def _plans(
+    pools: str,
+    shape: ModelShape,
+    workers: Workers | Mapping[str, Workers],
+    block: int = BLOCK,
+    handoff: str = "pull",
+) -> list[WorkerPlan]:
     layout = layout_of(shape, block, "float16")
 
     def make(pool: Pool) -> tuple[dict[str, Any], StepTime]:
@@ -68,15 +86,46 @@ def simulate(
         }
         return settings, own.step
 
-    plans = plan_workers(parse_pools(pools), make)
-    cluster = Cluster(
-        plans,
-        link_bytes_per_s=link_bytes_per_s,
-        router=router,
-        layer_groups=layer_groups,
-        **cast("dict[str, Any]", dict(latency)),
-    )
-    return cluster.run(requests)
+    return plan_workers(parse_pools(pools), make)
+
+
+class ClosedLoop(Cluster):
+    """One unsplit worker and clients that each ask again as soon as they are answered.
+
+    The clients share one process, which takes `gap_ns` for each request that it sends.
+    """
+
+    def __init__(self, shape: ModelShape, workers: Workers, *, gap_ns: int = 0) -> None:
+        super().__init__(_plans("1M", shape, workers), link_bytes_per_s=1)
+        self._gap_ns = gap_ns
+        self._more: Iterator[Lengths] = iter(())
+        self._sent = 0
+        self._free_ns = 0
+
+    def serve(self, clients: int, lengths: Sequence[Lengths]) -> list[RequestRecord]:
+        """Records of `lengths` in their order; the first `clients` of them come at once."""
+        self._more = iter(lengths[clients:])
+        self._sent = clients
+        return self.run([_at(self._turn(0), found) for found in lengths[:clients]])
+
+    def _turn(self, now_ns: int) -> int:
+        sent_ns = max(now_ns, self._free_ns)
+        self._free_ns = sent_ns + self._gap_ns
+        return sent_ns
+
+    def _keep(self, record: RequestRecord) -> None:
+        super()._keep(record)
+        found = next(self._more, None)
+        if found is not None:
+            now_ns = self._turn(record.end_ns)
+            more: Iterator[TraceRequest] = iter(())
+            request = _at(now_ns, found)
+            self.events.at(now_ns, Kind.ARRIVAL, 0, self._arrive, self._sent, request, more)
+            self._sent += 1
+
+
+def _at(now_ns: int, found: Lengths) -> TraceRequest:
+    return TraceRequest(now_ns, found.input_tokens, found.output_tokens)
 
 
 class _Changed:

@@ -21,6 +21,10 @@ from twofold.cost.step import LinearStep
 from twofold.trace import TraceRequest
 
 SERVICE_STEPS = 400
+WITHIN = 0.015
+"""Of the formula. The draws are off by up to 1.2 %, so that an error of 3 % either way is seen in
+every case below, where 2 % would let one of them through.
+"""
 Job = tuple[int, int]
 """(arrival, service), both in steps."""
 
@@ -101,7 +105,7 @@ def test_k_slots_with_exponential_answers_wait_as_m_m_k_does(servers: int, load:
     assert simulated_waits(jobs, servers) == list(waits(jobs, servers))
     found = mean(waits(memoryless(load, servers, seed=servers), servers), 800_000)
     theory = erlang_c(servers, load) * SERVICE_STEPS / (servers * (1 - load))
-    assert found == pytest.approx(theory, rel=0.02)
+    assert found == pytest.approx(theory, rel=WITHIN)
 
 
 @pytest.mark.parametrize("load", [0.3, 0.7])
@@ -110,4 +114,4 @@ def test_one_slot_with_equal_answers_waits_as_m_d_1_does(load: float) -> None:
     jobs = list(islice(alike(load, SERVICE_STEPS, seed=1), 3000))
     assert simulated_waits(jobs, 1) == list(waits(jobs, 1))
     found = mean(waits(alike(load, SERVICE_STEPS, seed=1), 1), 500_000)
-    assert found == pytest.approx(load * SERVICE_STEPS / (2 * (1 - load)), rel=0.02)
+    assert found == pytest.approx(load * SERVICE_STEPS / (2 * (1 - load)), rel=WITHIN)

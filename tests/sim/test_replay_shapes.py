@@ -145,3 +145,41 @@ def test_code_wants_more_prefill_than_conversation() -> None:
         more, less = held(*(msgspec.structs.replace(s, slo=tight) for s in pair), within=1.15)
         gains.append(more.scale / less.scale)
     assert gains[0] > 1 > gains[1], "code has long prompts and short answers"
+
+
+def tight(name: str, pools: str, engine: Engine = ENGINE) -> Scenario:
+    """A published trace under a TPOT that prompts between decodes can break."""
+    made = published_like(name, pools)
+    return msgspec.structs.replace(made, slo=Slo(ttft_ms=500, tpot_ms=9), engine=engine)
+
+
+def test_past_the_knee_the_split_holds_a_published_trace() -> None:
+    name = "azure2023_code"
+    chunks = [msgspec.structs.replace(ENGINE, chunk_tokens=n) for n in (256, 1024, 8192)]
+    split = held(tight(name, "3P1D"), within=1.1)[0].scale
+    tuned = held(*(tight(name, "4M", engine) for engine in chunks), within=1.1)
+    unsplit = max(tuned, key=lambda found: found.scale)
+    assert split > unsplit.scale * 1.2
+    broke = at(tight(name, "4M", chunks[tuned.index(unsplit)]), split)
+    assert broke.attainment < 0.9
+    whole = at(tight(name, "4M", chunks[-1]), split)
+    assert whole.tpot_share < 0.9, "whole prompts between decode steps break their TPOT"
+
+
+def test_shrinking_decode_brings_the_knee_on_a_published_trace() -> None:
+    found = held(
+        *(tight("azure2023_conv", pools) for pools in ("2P3D", "2P2D", "2P1D")), within=1.1
+    )
+    scales = [one.scale for one in found]
+    assert scales[0] > scales[1] * 1.1 > scales[2] * 1.1 * 1.1
+
+
+def test_doubling_the_block_size_moves_no_plan_of_a_published_trace() -> None:
+    engines = [msgspec.structs.replace(ENGINE, block_size=n) for n in (16, 32)]
+    names = ("1P3D", "2P2D", "3P1D")
+    winners = []
+    for engine in engines:
+        found = held(*(tight("azure2023_conv", pools, engine) for pools in names), within=1.1)
+        winners.append((max(range(3), key=lambda i: found[i].scale), [one.scale for one in found]))
+    assert winners[0][0] == winners[1][0]
+    assert winners[1][1] == pytest.approx(winners[0][1], rel=0.1)

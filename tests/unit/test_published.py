@@ -13,10 +13,19 @@ from benchmarks.published.checks import ARITHMETIC, CHECKS
 from benchmarks.published.data import Data, at_share, spread
 from benchmarks.published.prompt_first import PromptFirst
 from benchmarks.published.rows import Row, close, exact, holds, shown, unchecked
-from benchmarks.published.sim import InTurn, WholePrompts, attainment, crossing, highest
+from benchmarks.published.sim import (
+    ClosedLoop,
+    InTurn,
+    WholePrompts,
+    Workers,
+    attainment,
+    crossing,
+    highest,
+)
 from benchmarks.published.table import markdown
 
 from tests.unit.published import published
+from twofold.cost.models import model_shape
 from twofold.cost.step import LinearStep
 from twofold.trace import Lengths, TraceRequest
 from twofold.types import NS_PER_MS
@@ -146,3 +155,16 @@ def test_chunks_at_the_price_of_the_whole_add_up_to_it() -> None:
         step.step_ns((), 4, 80)
     )
     assert whole.step_ns((), 0, 0) == 0
+
+
+def test_a_closed_loop_asks_again_at_each_answer_and_never_has_more_in_flight() -> None:
+    step = LinearStep(NS_PER_MS, 1e3)
+    workers = Workers(step=step, kv_tokens=100_000, max_num_seqs=64, budget=256)
+    lengths = [Lengths(200, 20 + 3 * (i % 5)) for i in range(40)]
+    records = ClosedLoop(model_shape("Qwen3-8B"), workers).serve(4, lengths)
+    assert [len(record.token_times_ns) for record in records] == [r.output_tokens for r in lengths]
+    ends = sorted(record.end_ns for record in records)
+    assert [record.arrival_ns for record in records] == [0] * 4 + ends[:36]
+    late = ClosedLoop(model_shape("Qwen3-8B"), workers, gap_ns=NS_PER_MS).serve(4, lengths)
+    came = [record.arrival_ns for record in late]
+    assert min(b - a for a, b in itertools.pairwise(came)) >= NS_PER_MS
