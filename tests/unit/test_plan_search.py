@@ -17,6 +17,7 @@ from twofold.plan.placement import enumerate_space
 from twofold.plan.runner import Problem
 from twofold.plan.scenario import Scenario
 from twofold.plan.search import Effort, Finding, Progress, search
+from twofold.plan.verdict import setup_words
 from twofold.sim.pools import pools_name
 
 GPUS = 40
@@ -70,7 +71,7 @@ def test_it_finds_the_best_ratio_and_chunk_in_few_runs(like: Scenario) -> None:
     assert unsplit[0].candidate.chunk_tokens == 1024
     assert unsplit[0].best.scale == pytest.approx(6.0, rel=0.02)
     assert splits[0].coarse.scale > 9.0 / 1.26, "the race ended too early"
-    assert sum(told.runs.values()) == told.ticks < 140, "39 ratios and 3 chunks"
+    assert sum(told.runs.values()) == told.ticks < 160, "39 ratios, 3 chunks, 2 ways to route"
     assert max(told.runs.values()) == 1, "the same run twice"
     assert told.stages[0].startswith("7 splits on ")
 
@@ -86,6 +87,20 @@ def test_winners_alone_get_an_interval(like: Scenario) -> None:
         assert interval[1] == pytest.approx(rate * 1.1, rel=0.04)
     assert sum(f.fine is not None for f in splits) == effort.splits
     assert run(like, Told(), msgspec.structs.replace(effort, resamples=0))[0][0].interval is None
+
+
+@pytest.mark.parametrize("better", ["always", "projected"])
+def test_unsplit_workers_are_routed_by_what_holds_more(like: Scenario, better: str) -> None:
+    class Routed(Told):
+        def work(self, found: Scenario) -> Outcome:
+            holds = 6.0 if dict(found.policies).get("split") == better else 5.0
+            return probe(found.rate_scale, 1.0 if found.rate_scale <= holds else 0.1)
+
+    _, unsplit = run(like, Routed(), Effort(race=100, resamples=0))
+    assert unsplit[0].candidate.routing == better
+    assert unsplit[0].best.scale == pytest.approx(6.0, rel=0.02)
+    words = " routed by projected time" if better == "projected" else ""
+    assert setup_words(unsplit[0]) == f"{GPUS}M with chunks of 256{words}"
 
 
 def test_a_goal_that_nothing_meets_ends(like: Scenario) -> None:

@@ -77,7 +77,14 @@ def test_pools_that_are_all_alike_name_no_hardware() -> None:
 def test_all_ratios_of_one_degree(tmp_path: Path) -> None:
     space = enumerate_space(machines(tmp_path, 1), 4, chunks=(512, 2048))
     assert names(space) == ["1P3D", "2P2D", "3P1D"]
-    assert [c.chunk_tokens for c in space.unsplit] == [512, 2048]
+    assert [(c.chunk_tokens, c.routing) for c in space.unsplit] == [
+        (512, "always"),
+        (2048, "always"),
+        (512, "projected"),
+        (2048, "projected"),
+    ]
+    assert len({c.family for c in (space.splits[0], *space.unsplit)}) == 3
+    assert "two ways to route" in space.words
     assert pools_name(space.unsplit[0].pools) == "4M"
     assert "3 splits of 4 GPUs" in space.words
     assert "no pipeline parallelism" in space.words
@@ -100,7 +107,9 @@ def test_no_ratio_leaves_gpus_that_would_be_a_worker(tmp_path: Path) -> None:
 
 
 def test_one_gpu_has_no_split_and_none_is_an_error(tmp_path: Path) -> None:
-    assert enumerate_space(machines(tmp_path, 1), 1).splits == ()
+    alone = enumerate_space(machines(tmp_path, 1), 1, chunks=(512,))
+    assert alone.splits == ()
+    assert len(alone.unsplit) == 1, "one worker leaves nothing to route"
     with pytest.raises(SetupError, match=r"^--gpus 1: fewer than one worker takes \(2\)$"):
         enumerate_space(machines(tmp_path, 2), 1)
 

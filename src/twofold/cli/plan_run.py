@@ -28,7 +28,7 @@ from twofold.plan.bisect import Outcome
 from twofold.plan.execute import Executor, run_all
 from twofold.plan.facts import Facts
 from twofold.plan.known import facts_of, with_split
-from twofold.plan.placement import CHUNKS, Candidate, Space, enumerate_space
+from twofold.plan.placement import CHUNKS, ROUTINGS, Candidate, Space, enumerate_space
 from twofold.plan.rules import Rule, judge
 from twofold.plan.runner import Probe, Problem, SetupError, attempt, check
 from twofold.plan.scenario import Scenario, config_of
@@ -79,7 +79,12 @@ def read_wish(args: argparse.Namespace, setting: Setting) -> Wish:
     usable = [c for c in chunks if c >= seqs and c <= min(limits, default=c)] or [seqs]
     try:
         space = enumerate_space(
-            setting.machines, gpus, equal=args.equal, chunks=usable, split_chunk=max(usable)
+            setting.machines,
+            gpus,
+            equal=args.equal,
+            chunks=usable,
+            split_chunk=max(usable),
+            routings=("",) if "split" in dict(like.policies) else ROUTINGS,
         )
         space, dropped = _able(space, like, args.skip_bad)
         facts = facts_of(
@@ -308,9 +313,16 @@ def _job(wish: Wish, finding: Finding, scale: float) -> Job:
     return Job(
         scenario=scenario,
         goal=wish.setting.goal,
-        settings={"chunk": finding.candidate.chunk_tokens},
+        settings=_settings(finding.candidate),
         goodput_per_gpu=each,
     )
+
+
+def _settings(candidate: Candidate) -> dict[str, results.Setting]:
+    found: dict[str, results.Setting] = {"chunk": candidate.chunk_tokens}
+    if candidate.routing:
+        found["split"] = candidate.routing
+    return found
 
 
 def frontier(runs: Sequence[Run]) -> list[Run]:

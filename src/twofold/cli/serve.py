@@ -10,7 +10,6 @@ import msgspec
 from twofold.cli.command import CommandError, add_config, add_json, add_options, sources
 from twofold.cli.models import with_local_model
 from twofold.config import ServeSettings, options, read_serve
-from twofold.transport.choose import unusable
 
 if TYPE_CHECKING:
     from twofold.cli.serving import Wish
@@ -49,6 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop, or with `--once` until the answer is there; the exit code."""
     settings, given = read_serve(sources(args, _OPTIONS))
+    from twofold.transport.choose import unusable
+
     if reason := unusable(settings.engine.transport, settings.engine.handoff):
         raise CommandError(reason)
     settings, moved = _with_free_port(settings, is_explicit="port" in given)

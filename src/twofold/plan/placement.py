@@ -2,7 +2,8 @@
 
 DistServe's placement search, enumerated: every degree of tensor parallelism that is known, for
 each phase by itself, at every ratio of prefill to decode workers; and the same accelerators
-unsplit, at every chunk size. Pipeline parallelism is left out: no profile knows it.
+unsplit, at every chunk size and by either of two ways to spread requests over them. Pipeline
+parallelism is left out: no profile knows it.
 """
 
 from __future__ import annotations
@@ -20,13 +21,17 @@ from twofold.sim.pools import Pool, Role
 Equal = Literal["gpus", "cost", "power"]
 CHUNKS: Final = (256, 512, 1024, 2048, 4096, 8192)
 """Chunk sizes that unsplit set-ups are tried with, where the engine and the profile allow."""
+ROUTINGS: Final = ("always", "projected")
+"""Split policies that unsplit set-ups of several workers are tried with: with nothing to split they
+say to which worker a request goes, the one with the fewest tokens or that with the least projected
+time. Neither is the better one on every trace."""
 MOST_RATIOS: Final = 7
 """Ratios of a pair of machines that are tried before the search closes in on the best of them."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """One set-up. `family` is the same for set-ups that differ in their ratio alone, `place` is
-    its place among them.
+    its place among them. `routing` is the split policy, "" for what the scenario has.
     """
 
     pools: tuple[Pool, ...]
@@ -34,6 +39,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     chunk_tokens: int
     family: int
     place: int
+    routing: str = ""
 
     @property
     def split(self) -> bool:
@@ -43,8 +49,15 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     def scenario(self, like: Scenario) -> Scenario:
         """`like` on this set-up."""
         engine = msgspec.structs.replace(like.engine, chunk_tokens=self.chunk_tokens)
+        policies = dict(like.policies)
+        if self.routing:
+            policies["split"] = self.routing
         return msgspec.structs.replace(
-            like, pools=self.pools, hardware=self.hardware, engine=engine
+            like,
+            pools=self.pools,
+            hardware=self.hardware,
+            engine=engine,
+            policies=tuple(sorted(policies.items())),
         )
 
 
@@ -77,9 +90,11 @@ def enumerate_space(
     equal: Equal = "gpus",
     chunks: Sequence[int] = CHUNKS,
     split_chunk: int = max(CHUNKS),
+    routings: Sequence[str] = ROUTINGS,
 ) -> Space:
     """Every split and unsplit set-up of `machines` that uses what `gpus` of the first are worth.
 
+    `routings` are the split policies to try unsplit.
     Raises SetupError where not even one worker fits.
     """
     weights = [weight(machine, equal) for machine in machines]
@@ -97,11 +112,13 @@ def enumerate_space(
     unsplit: list[Candidate] = []
     for i, machine in enumerate(machines):
         n = int(budget / weights[i])
-        if n:
+        # One worker alone leaves nothing to route.
+        for routing in routings if n > 1 else routings[:n]:
             unsplit += [
-                _unsplit(machines, machine, n, chunk, family + i, place)
+                _unsplit(machines, machine, n, chunk, routing, family, place)
                 for place, chunk in enumerate(chunks)
             ]
+            family += 1
     if not unsplit:
         most = min(machine.tp for machine in machines)
         raise SetupError(f"--gpus {gpus}: fewer than one worker takes ({most})")
@@ -109,7 +126,8 @@ def enumerate_space(
         f"{len(splits)} splits of {gpus} GPUs (tensor parallelism "
         f"{', '.join(str(tp) for tp in sorted({m.tp for m in machines}))} for each phase, no "
         f"pipeline parallelism) and {len(unsplit)} unsplit set-ups (chunks of "
-        f"{', '.join(str(chunk) for chunk in chunks)} tokens)"
+        f"{', '.join(str(chunk) for chunk in chunks)} tokens"
+        f"{', two ways to route' if len(routings) > 1 else ''})"
     )
     return Space(splits=tuple(splits), unsplit=tuple(unsplit), words=words)
 
@@ -160,12 +178,19 @@ def _split(
 
 
 def _unsplit(
-    machines: Sequence[Machine], machine: Machine, n: int, chunk: int, family: int, place: int
+    machines: Sequence[Machine],
+    machine: Machine,
+    n: int,
+    chunk: int,
+    routing: str,
+    family: int,
+    place: int,
 ) -> Candidate:
     return Candidate(
         pools=(_pool(machines, machine, "mixed", n),),
         hardware=(machine.hardware,),
         chunk_tokens=chunk,
+        routing=routing,
         family=family,
         place=place,
     )

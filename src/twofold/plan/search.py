@@ -121,12 +121,14 @@ def search(
 def _tell(progress: Progress, when: str, *kinds: Sequence[Finding]) -> None:
     """The best of each kind so far."""
     best = [findings[0] for findings in kinds if findings]
-    words = [
-        f"{pools_name(f.candidate.pools)} chunk {f.candidate.chunk_tokens} holds "
-        f"{figure(f.best.rate_rps)} req/s"
-        for f in best
-    ]
+    words = [f"{_setup_name(f.candidate)} holds {figure(f.best.rate_rps)} req/s" for f in best]
     progress.note(f"{when}: {', '.join(words)}")
+
+
+def _setup_name(candidate: Candidate) -> str:
+    """A set-up in as few words as tell it from others."""
+    routed = " projected" if candidate.routing == "projected" else ""
+    return f"{pools_name(candidate.pools)} chunk {candidate.chunk_tokens}{routed}"
 
 
 def _ranked(findings: Sequence[Finding]) -> list[Finding]:

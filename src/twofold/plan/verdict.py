@@ -55,10 +55,13 @@ def forbidding(rules: Sequence[Rule]) -> Rule | None:
 
 
 def setup_words(finding: Finding) -> str:
-    """A set-up in words; the chunk size is what unsplit ones differ in."""
-    name = pools_name(finding.candidate.pools)
-    chunk = finding.candidate.chunk_tokens
-    return name if finding.candidate.split else f"{name} with chunks of {chunk:,}"
+    """A set-up in words; chunk size and routing are what unsplit ones differ in."""
+    candidate = finding.candidate
+    name = pools_name(candidate.pools)
+    if candidate.split:
+        return name
+    routed = " routed by projected time" if candidate.routing == "projected" else ""
+    return f"{name} with chunks of {candidate.chunk_tokens:,}{routed}"
 
 
 def stronger(split: Finding, unsplit: Finding) -> Finding:
