@@ -53,6 +53,7 @@ from twofold.sim.explore_world import (
     Step,
     World,
     put,
+    with_work,
 )
 from twofold.sim.observer import Core
 from twofold.types import PROTOCOL_VERSION, KVHandle, KVLayout
@@ -163,28 +164,35 @@ class Model:
                 for slot in (2 * effect.request_id, 2 * effect.request_id + 1):
                     leg = world.legs[slot]
                     if leg is not None:  # what still comes concerns nobody
-                        world = world._replace(legs=put(world.legs, slot, leg._replace(up=())))
+                        leg = leg._replace(up=(), over=True)
+                        world = world._replace(legs=put(world.legs, slot, leg))
         return world
 
     def see(self, world: World, who: int, life: int) -> World:
         """The router sees that a worker lives, or (`life` -1) that it does not."""
         if life < 0:
             return self.to_router(world, WorkerGone(NAMES[who]))
-        seen = WorkerSeen(
+        return self.to_router(world, self.seen(who, life))
+
+    @staticmethod
+    def seen(who: int, life: int) -> WorkerSeen:
+        """What the router hears of a worker that lives."""
+        return WorkerSeen(
             worker=NAMES[who],
             role="decode" if who else "prefill",
             engine_id=f"{NAMES[who]}.{life}",
             layout=_LAYOUT,
         )
-        return self.to_router(world, seen)
 
     def arrive(self, world: World) -> World:
         """The next client's request comes."""
         number = world.arrived
-        world = world._replace(arrived=number + 1)
+        return self.to_router(world._replace(arrived=number + 1), self.arrival(number))
+
+    def arrival(self, number: int) -> Arrive:
+        """What the router hears of a client's request."""
         weight = len(self.prompts[number])
-        arrive = Arrive(request_id=number, weight=weight, time_left_ns=_DEADLINE_NS)
-        return self.to_router(world, arrive)
+        return Arrive(request_id=number, weight=weight, time_left_ns=_DEADLINE_NS)
 
     def _send(self, world: World, effect: SendPrefill | SendDecode) -> World:
         who = D if isinstance(effect, SendDecode) else P
@@ -199,18 +207,19 @@ class Model:
         return world._replace(legs=put(world.legs, slot, leg))
 
     def _cancel(self, world: World, slot: int) -> World:
-        leg = world.legs[slot]
-        if leg is None or leg.life < 0:
+        leg, who = world.legs[slot], slot % 2
+        if leg is None or leg.life != world.lives[who] or world.cores[who] < 0:
             return world
         return world._replace(legs=put(world.legs, slot, leg._replace(down=(*leg.down, "cancel"))))
 
-    def up(self, world: World, slot: int, message: Any) -> World:
+    def up(self, world: World, slot: int, message: Any, *, last: bool = True) -> World:
         """A worker, or what is left of a connection to it, answers on a leg."""
         leg = world.legs[slot]
         assert leg is not None
-        if leg.over or world.ended[slot // 2]:
+        if leg.over:
             return world
-        return world._replace(legs=put(world.legs, slot, leg._replace(up=(*leg.up, message))))
+        leg = leg._replace(up=(*leg.up, message), over=last)
+        return world._replace(legs=put(world.legs, slot, leg))
 
     def break_leg(self, world: World, slot: int, *, lost: bool) -> World:
         """The gateway will find the leg's connection broken; nothing else comes on it."""
@@ -218,10 +227,19 @@ class Model:
         assert leg is not None
         kind = "decode" if slot % 2 else "prefill"
         failed = LegFailed(slot // 2, 0, kind, 0, "connection lost", lost)  # type: ignore[arg-type]
-        world = self.up(world, slot, failed)
-        leg = world.legs[slot]
-        assert leg is not None
-        return world._replace(legs=put(world.legs, slot, leg._replace(over=True)))
+        return self.up(world, slot, failed)
+
+    def tidy(self, world: World) -> World:
+        """`world` without legs of which nothing is to come: their request has ended at both ends."""
+        for slot, leg in enumerate(world.legs):
+            if leg is None or leg.down or not world.ended[slot // 2]:
+                continue
+            who = slot % 2
+            core = world.cores[who]
+            alive = core >= 0 and leg.life == world.lives[who]
+            if not (alive and leg.worker_id in self.workers.facts(core).requests):
+                world = world._replace(legs=put(world.legs, slot, None))
+        return world
 
     # ------------------------------------------------------------------ workers
 
@@ -229,7 +247,7 @@ class Model:
         """A worker that lives handles `message`."""
         taken = self.workers.take(world.cores[who], message)
         blocks = list(world.contents[who])
-        for block in self.workers.idle(taken.state):
+        for block in self.workers.facts(taken.state).idle:
             blocks[block] = self.empty[block]
         world = world._replace(
             cores=put(world.cores, who, taken.state),
@@ -247,7 +265,7 @@ class Model:
         number = world.submitted[who]
         world = world._replace(
             submitted=put(world.submitted, who, number + 1),
-            legs=put(world.legs, slot, leg._replace(worker_id=number)),
+            legs=put(world.legs, slot, leg._replace(worker_id=number, source=(-1, -1))),
         )
         source = None
         if who == D:
@@ -316,7 +334,7 @@ class Model:
             return self._answer(world, who, effect)
         if add is None:
             return world
-        return world._replace(work=(*world.work, add))
+        return world._replace(work=with_work(world.work, add))
 
     @staticmethod
     def _life(engine_id: str) -> int:
@@ -361,7 +379,7 @@ class Model:
         request_id = slot // 2
         if isinstance(effect, Token):
             if who == D and effect.index == 0:
-                return self.up(world, slot, DecodeStarted(request_id, 0))
+                return self.up(world, slot, DecodeStarted(request_id, 0), last=False)
             return world
         if effect.outcome != "finished":
             status = 400 if effect.outcome == "refused" else 500
@@ -387,7 +405,7 @@ class Model:
 
     def land(self, world: World, item: Moving, *, flip: bool = False) -> World:
         """Blocks arrive as they are at the prefill worker now, one of them damaged if `flip`."""
-        held = self.workers.held(world.cores[D])
+        held = self.workers.facts(world.cores[D]).held
         blocks = list(world.contents[D])
         for theirs, ours in item.pairs:
             assert ours in held, f"bytes land in block {ours}, which no handoff holds"

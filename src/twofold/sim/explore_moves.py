@@ -32,6 +32,7 @@ from twofold.sim.explore_world import (
     World,
     is_quiet,
     put,
+    with_work,
     without,
 )
 
@@ -45,13 +46,31 @@ def moves(model: Model, world: World) -> Iterator[Next]:
     Where the model's legs are instant, all that is said on them arrives within the same move; of
     two legs that leave at once either may be first.
     """
-    if not model.instant_legs:
-        yield from _moves(model, world)
-        return
-    for what, then in _moves(model, world):
-        yield what, _drained(model, then, 1)
+    yield from free_moves(model, world)
+    yield from fault_moves(model, world)
+
+
+def free_moves(model: Model, world: World) -> Iterator[Next]:
+    """Those of `moves` that are no faults."""
+    return _settled(model, _free(model, world))
+
+
+def fault_moves(model: Model, world: World) -> Iterator[Next]:
+    """Those of `moves` that are faults: none when none are left."""
+    if not world.faults:
+        return iter(())
+    return _settled(model, _faults(model, world._replace(faults=world.faults - 1)))
+
+
+def _settled(model: Model, found: Iterator[Next]) -> Iterator[Next]:
+    """The same, tidy; and with instant legs once nothing is on its way on them."""
+    for what, then in found:
+        if not model.instant_legs:
+            yield what, model.tidy(then)
+            continue
+        yield what, model.tidy(_drained(model, then, 1))
         if sum(leg is not None and bool(leg.down) for leg in then.legs) > 1:
-            yield f"{what}, decode first", _drained(model, then, -1)
+            yield f"{what}, decode first", model.tidy(_drained(model, then, -1))
 
 
 def _drained(model: Model, world: World, order: int) -> World:
@@ -63,7 +82,7 @@ def _drained(model: Model, world: World, order: int) -> World:
         world = following[1]
 
 
-def _moves(model: Model, world: World) -> Iterator[Next]:
+def _free(model: Model, world: World) -> Iterator[Next]:
     if world.arrived < len(model.prompts):
         yield f"request {world.arrived} arrives", model.arrive(world)
     yield from _inboxes(model, world)
@@ -72,8 +91,6 @@ def _moves(model: Model, world: World) -> Iterator[Next]:
         yield from _ends(model, world._replace(work=without(world.work, item)), item)
     if is_quiet(world):
         yield from _timers(model, world)
-    if world.faults:
-        yield from _faults(model, world._replace(faults=world.faults - 1))
 
 
 def at_end(model: Model, world: World) -> bool:
@@ -131,7 +148,7 @@ def _ends(model: Model, world: World, item: Any) -> Iterator[Next]:
     if isinstance(item, Step):
         yield f"{NAMES[item.who]} has computed a step", computed(model, world, item)
         if model.mode.by_layer and not item.layers and any(row.n > 1 for row in item.rows):
-            half = world._replace(work=(*world.work, item._replace(layers=1)))
+            half = world._replace(work=with_work(world.work, item._replace(layers=1)))
             then = model.to_worker(half, item.who, LayersDone(0, 1))
             yield f"{NAMES[item.who]} has computed half of the layers", then
     elif isinstance(item, Digesting):
@@ -176,6 +193,10 @@ def moved(model: Model, world: World, item: Moving, *, ok: bool) -> World:
 def _timers(model: Model, world: World) -> Iterator[Next]:
     if model.routers.will_wake(world.router):
         yield "a deadline passes at the router", model.to_router(world, Wake())
+    yield from _worker_timers(model, world)
+
+
+def _worker_timers(model: Model, world: World) -> Iterator[Next]:
     for who in (P, D):
         if world.cores[who] >= 0 and model.workers.will_wake(world.cores[who]):
             yield f"a timer runs out at {NAMES[who]}", model.to_worker(world, who, Wake())
@@ -211,7 +232,7 @@ def _faults(model: Model, world: World) -> Iterator[Next]:
         (p, d), inboxes = world.lives, ((Lost(world.lives[D]),), (Lost(world.lives[P]),))
         yield f"FAULT: P.{p} and D.{d} lose each other", world._replace(inboxes=inboxes)
     if not is_quiet(world):
-        for what, then in _timers(model, world):
+        for what, then in _worker_timers(model, world):
             yield f"FAULT: early, {what}", then
 
 
@@ -221,7 +242,7 @@ def _is_severed(world: World) -> bool:
 
 def _leg_faults(model: Model, world: World, slot: int) -> Iterator[Next]:
     leg = world.legs[slot]
-    if leg is None or leg.over or world.ended[slot // 2]:
+    if leg is None or leg.over:
         return
     if leg.down[:1] == ("submit",):
         refused = leg._replace(down=leg.down[1:])
@@ -249,12 +270,13 @@ def _kill(model: Model, world: World, who: int) -> World:
     life = world.lives[who]
     for slot in range(who, len(world.legs), 2):
         leg = world.legs[slot]
-        if leg is not None and leg.life == life and not leg.over:
+        if leg is not None and leg.life == life:
             world = world._replace(legs=put(world.legs, slot, leg._replace(down=())))
             world = model.break_leg(world, slot, lost=True)
     inboxes: tuple[Any, ...] = put(((), ()), 1 - who, (*world.inboxes[1 - who], Lost(life)))
     return world._replace(
         cores=put(world.cores, who, -1),
+        contents=put(world.contents, who, model.empty),
         inboxes=inboxes if world.cores[1 - who] >= 0 else ((), ()),
         work=_bereft(world.work, who),
     )
@@ -276,5 +298,4 @@ def _restart(model: Model, world: World, who: int) -> World:
         cores=put(world.cores, who, model.workers.born()),
         lives=put(world.lives, who, life),
         submitted=put(world.submitted, who, 0),
-        contents=put(world.contents, who, model.empty),
     )

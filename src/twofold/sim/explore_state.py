@@ -113,6 +113,20 @@ class Taken(NamedTuple):
     rows: tuple[Row, ...]
 
 
+class Facts(NamedTuple):
+    """Of a worker's core. `held`: blocks held for a handoff, `idle`: those whose content is of no
+    use to anybody. `requests` has not ended, of `known` something may still be done. `awaited`:
+    (life of the peer, name) of the KV that is waited for.
+    """
+
+    at_rest: bool
+    held: tuple[int, ...] = ()
+    idle: tuple[int, ...] = ()
+    requests: frozenset[int] = frozenset()
+    known: frozenset[int] = frozenset()
+    awaited: frozenset[tuple[int, int]] = frozenset()
+
+
 class _Known(NamedTuple):
     pickled: bytes
     now_ns: int
@@ -163,7 +177,7 @@ class Cores:
         self._check = check
         self._number_of: dict[Hashable, int] = {}
         self._known: list[_Known] = []
-        self._facts: list[_Facts] = []
+        self._facts: list[Facts] = []
         self._taken: dict[tuple[int, Hashable], Taken] = {}
 
     def __len__(self) -> int:
@@ -181,13 +195,9 @@ class Cores:
         """Whether nothing is known of any request and no block is used."""
         return self._facts[state].at_rest
 
-    def held(self, state: int) -> tuple[int, ...]:
-        """Blocks that are held for a handoff."""
-        return self._facts[state].held
-
-    def idle(self, state: int) -> tuple[int, ...]:
-        """Blocks whose content is of no use to anybody."""
-        return self._facts[state].idle
+    def facts(self, state: int) -> Facts:
+        """What else a driver has to know of it."""
+        return self._facts[state]
 
     def take(self, state: int, message: Message) -> Taken:
         """Handle `message`; the number of a step in it is put right. Time stands still but for
@@ -235,20 +245,23 @@ def _row(core: WorkerCore, request_id: int, start: int, n: int) -> Row:
     return Row(request_id, start, n, tuple(request.blocks), tuple(request.ids()))
 
 
-class _Facts(NamedTuple):
-    at_rest: bool
-    held: tuple[int, ...] = ()
-    idle: tuple[int, ...] = ()
-
-
-def _facts(core: Core) -> _Facts:
+def _facts(core: Core) -> Facts:
     if isinstance(core, Router):
-        return _Facts(not core.requests)
+        return Facts(not core.requests)
+    engine, source, reader = core.engine, core.source, core.reader
     counts = core.pool.counts()
-    rest = not core.engine.requests and counts.active == counts.held == core.engine.n_placed == 0
+    rest = not engine.requests and counts.active == counts.held == engine.n_placed == 0
     held = [block for hold in core.pool.holds.values() for block in hold.blocks]
-    idle = tuple(sorted(core.pool._free))
-    return _Facts(rest and core.source.counts.in_hand == 0, tuple(held), idle)
+    ours = getattr(source, "_transfer_of", None) or getattr(source, "_held", {})
+    theirs = [*reader._of, *getattr(reader, "_draining", {})]
+    return Facts(
+        at_rest=rest and source.counts.in_hand == 0,
+        held=tuple(held),
+        idle=tuple(sorted(core.pool._free)),
+        requests=frozenset(engine.requests),
+        known=frozenset([*engine.requests, *ours]),
+        awaited=frozenset([(int(peer.partition(".")[2]), name) for peer, name, _ in theirs]),
+    )
 
 
 def _timeless(effect: Any) -> Any:

@@ -26,7 +26,8 @@ class Leg(NamedTuple):
     """One leg: the life of the worker that it goes to, and what is on its way.
 
     `down` holds "submit" and "cancel", `up` messages to the router. `worker_id` is -1 until the
-    worker has it. `source` is the prefill worker's life and its name of the KV.
+    worker has it. `source` is the prefill worker's life and its name of the KV. `over`: nothing
+    more will come up it, and it cannot break any more.
     """
 
     life: int
@@ -114,6 +115,18 @@ def without(items: Sequence[Any], item: Any) -> tuple[Any, ...]:
     """`items` without the first that equals `item`."""
     at = items.index(item)
     return (*items[:at], *items[at + 1 :])
+
+
+_ORDER: Final = {Step: 0, Digesting: 1, Moving: 2, Fencing: 3}
+
+
+def _order(item: Work) -> tuple[int, Work]:
+    return _ORDER[type(item)], item
+
+
+def with_work(work: tuple[Work, ...], item: Work) -> tuple[Work, ...]:
+    """`work` and `item`; in one order whatever came first, since nobody can tell."""
+    return tuple(sorted((*work, item), key=_order)) if work else (item,)
 
 
 def is_quiet(world: World) -> bool:
