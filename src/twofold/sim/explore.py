@@ -115,7 +115,7 @@ class _Search:
         front = deque(worlds)
         while front:
             world = front.popleft()
-            self.at = self._numbers[hash(world[:-1])]
+            self.at = self._numbers[world.key()]
             if at_end(self._model, world):
                 self.ends.append(self.at)
             for _, then in self._chosen(world, free_moves):
@@ -129,7 +129,7 @@ class _Search:
 
     def _faults(self, world: World) -> Iterator[World]:
         """What is new after one fault."""
-        at = self._numbers[hash(world[:-1])]
+        at = self._numbers[world.key()]
         self.at = at
         for _, then in self._chosen(world, fault_moves):
             if then.faults < world.faults and self._meet(then)[1]:
@@ -143,7 +143,7 @@ class _Search:
     def _meet(self, world: World) -> tuple[int, bool]:
         """The number of what a step from `at` leads to, and whether it is new."""
         self.n_steps += 1
-        key, new = hash(world[:-1]), len(self._parents)
+        key, new = world.key(), len(self._parents)
         number = self._numbers.setdefault(key, new)
         if number != new:
             return number, False
@@ -183,7 +183,7 @@ class _Search:
         world, words = start, []
         for number in reversed(numbers):
             for what, then in moves(self._model, world):
-                if self._numbers.get(hash(then[:-1])) == number:
+                if self._numbers.get(then.key()) == number:
                     world = then
                     words.append(what)
                     break

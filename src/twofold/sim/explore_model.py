@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from twofold.core.handoff import MODES
 from twofold.core.router import Router
 from twofold.core.worker import WorkerCore
@@ -151,7 +153,7 @@ class Model:
     def to_router(self, world: World, message: Any) -> World:
         """The router handles `message`."""
         taken = self.routers.take(world.router, message)
-        world = world._replace(router=taken.state)
+        world = replace(world, router=taken.state)
         for effect in taken.effects:
             if isinstance(effect, SendPrefill | SendDecode):
                 world = self._send(world, effect)
@@ -160,12 +162,12 @@ class Model:
                 world = self._cancel(world, 2 * effect.request_id + (P if of_prefill else D))
             elif isinstance(effect, Terminal):
                 assert not world.ended[effect.request_id], f"{effect} is a second end"
-                world = world._replace(ended=put(world.ended, effect.request_id, True))
+                world = replace(world, ended=put(world.ended, effect.request_id, True))
                 for slot in (2 * effect.request_id, 2 * effect.request_id + 1):
                     leg = world.legs[slot]
                     if leg is not None:  # what still comes concerns nobody
-                        leg = leg._replace(up=(), over=True)
-                        world = world._replace(legs=put(world.legs, slot, leg))
+                        leg = replace(leg, up=(), over=True)
+                        world = replace(world, legs=put(world.legs, slot, leg))
         return world
 
     def see(self, world: World, who: int, life: int) -> World:
@@ -187,7 +189,7 @@ class Model:
     def arrive(self, world: World) -> World:
         """The next client's request comes."""
         number = world.arrived
-        return self.to_router(world._replace(arrived=number + 1), self.arrival(number))
+        return self.to_router(replace(world, arrived=number + 1), self.arrival(number))
 
     def arrival(self, number: int) -> Arrive:
         """What the router hears of a client's request."""
@@ -204,13 +206,13 @@ class Model:
             source = (prefill.life, name)
         life = world.lives[who] if world.cores[who] >= 0 else -1
         leg = Leg(life=life, down=("submit",), source=source)
-        return world._replace(legs=put(world.legs, slot, leg))
+        return replace(world, legs=put(world.legs, slot, leg))
 
     def _cancel(self, world: World, slot: int) -> World:
         leg, who = world.legs[slot], slot % 2
         if leg is None or leg.life != world.lives[who] or world.cores[who] < 0:
             return world
-        return world._replace(legs=put(world.legs, slot, leg._replace(down=(*leg.down, "cancel"))))
+        return replace(world, legs=put(world.legs, slot, replace(leg, down=(*leg.down, "cancel"))))
 
     def up(self, world: World, slot: int, message: Any, *, last: bool = True) -> World:
         """A worker, or what is left of a connection to it, answers on a leg."""
@@ -218,8 +220,8 @@ class Model:
         assert leg is not None
         if leg.over:
             return world
-        leg = leg._replace(up=(*leg.up, message), over=last)
-        return world._replace(legs=put(world.legs, slot, leg))
+        leg = replace(leg, up=(*leg.up, message), over=last)
+        return replace(world, legs=put(world.legs, slot, leg))
 
     def break_leg(self, world: World, slot: int, *, lost: bool) -> World:
         """The gateway will find the leg's connection broken; nothing else comes on it."""
@@ -230,7 +232,7 @@ class Model:
         return self.up(world, slot, failed)
 
     def tidy(self, world: World) -> World:
-        """`world` without legs of which nothing is to come: their request has ended at both ends."""
+        """`world` without legs of which nothing is to come: their request is over at both ends."""
         for slot, leg in enumerate(world.legs):
             if leg is None or leg.down or not world.ended[slot // 2]:
                 continue
@@ -238,7 +240,7 @@ class Model:
             core = world.cores[who]
             alive = core >= 0 and leg.life == world.lives[who]
             if not (alive and leg.worker_id in self.workers.facts(core).requests):
-                world = world._replace(legs=put(world.legs, slot, None))
+                world = replace(world, legs=put(world.legs, slot, None))
         return world
 
     # ------------------------------------------------------------------ workers
@@ -249,7 +251,8 @@ class Model:
         blocks = list(world.contents[who])
         for block in self.workers.facts(taken.state).idle:
             blocks[block] = self.empty[block]
-        world = world._replace(
+        world = replace(
+            world,
             cores=put(world.cores, who, taken.state),
             contents=put(world.contents, who, tuple(blocks)),
         )
@@ -263,9 +266,10 @@ class Model:
         assert leg is not None
         prompt = self.prompts[slot // 2]
         number = world.submitted[who]
-        world = world._replace(
+        world = replace(
+            world,
             submitted=put(world.submitted, who, number + 1),
-            legs=put(world.legs, slot, leg._replace(worker_id=number, source=(-1, -1))),
+            legs=put(world.legs, slot, replace(leg, worker_id=number, source=(-1, -1))),
         )
         source = None
         if who == D:
@@ -316,13 +320,13 @@ class Model:
             life = self._life(effect.peer)
             add = Moving(D, effect.request_id, 0, effect.pairs, life)
             if world.cores[P] < 0 or life != world.lives[P]:
-                add = add._replace(state="over")
+                add = replace(add, state="over")
         elif isinstance(effect, Write):
             life = self._life(effect.peer)
             add = Moving(P, effect.request_id, effect.number, effect.pairs, life)
             dead = world.cores[D] < 0 or life != world.lives[D]
             if dead or Lost(life) in world.inboxes[P]:
-                add = add._replace(state="over")
+                add = replace(add, state="over")
         elif isinstance(effect, Fence):
             world = self._fence(world)
             add = Fencing(effect.request_id)
@@ -334,7 +338,7 @@ class Model:
             return self._answer(world, who, effect)
         if add is None:
             return world
-        return world._replace(work=with_work(world.work, add))
+        return replace(world, work=with_work(world.work, add))
 
     @staticmethod
     def _life(engine_id: str) -> int:
@@ -346,9 +350,9 @@ class Model:
             return world  # on a connection that has broken, which the sender is yet to hear
         if world.cores[other] < 0 or life != world.lives[other]:
             inbox = (*world.inboxes[who], Lost(life))
-            return world._replace(inboxes=put(world.inboxes, who, inbox))
+            return replace(world, inboxes=put(world.inboxes, who, inbox))
         sent = Sent(world.lives[who], effect.message)
-        return world._replace(inboxes=put(world.inboxes, other, (*world.inboxes[other], sent)))
+        return replace(world, inboxes=put(world.inboxes, other, (*world.inboxes[other], sent)))
 
     def hear(self, world: World, who: int, item: Sent) -> World:
         """A peer's message is handled."""
@@ -361,8 +365,8 @@ class Model:
             if not isinstance(item, Moving) or (item.who, item.request_id) != (who, request_id):
                 work.append(item)
             else:
-                work.append(item if item.state else item._replace(state="cancelled"))
-        return world._replace(work=tuple(work))
+                work.append(item if item.state else replace(item, state="cancelled"))
+        return replace(world, work=tuple(work))
 
     def _fence(self, world: World) -> World:
         """What the prefill worker writes breaks off: it has landed by now, or never will."""
@@ -370,9 +374,9 @@ class Model:
         for item in world.work:
             if isinstance(item, Moving) and item.who == P and item.state != "over":
                 world = self.land(world, item)
-                item = item._replace(state="over")
+                item = replace(item, state="over")
             work.append(item)
-        return world._replace(work=tuple(work))
+        return replace(world, work=tuple(work))
 
     def _answer(self, world: World, who: int, effect: Token | Ended) -> World:
         slot = self._slot(world, who, effect.request_id)
@@ -412,4 +416,4 @@ class Model:
             blocks[ours] = world.contents[P][theirs]
         if flip:
             blocks[ours] = put(blocks[ours], 0, -7)
-        return world._replace(contents=put(world.contents, D, tuple(blocks)))
+        return replace(world, contents=put(world.contents, D, tuple(blocks)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from twofold.messages import (
     ClientGone,
     Digested,
@@ -59,7 +61,7 @@ def fault_moves(model: Model, world: World) -> Iterator[Next]:
     """Those of `moves` that are faults: none when none are left."""
     if not world.faults:
         return iter(())
-    return _settled(model, _faults(model, world._replace(faults=world.faults - 1)))
+    return _settled(model, _faults(model, replace(world, faults=world.faults - 1)))
 
 
 def _settled(model: Model, found: Iterator[Next]) -> Iterator[Next]:
@@ -88,7 +90,7 @@ def _free(model: Model, world: World) -> Iterator[Next]:
     yield from _inboxes(model, world)
     yield from _legs(model, world)
     for item in dict.fromkeys(world.work):
-        yield from _ends(model, world._replace(work=without(world.work, item)), item)
+        yield from _ends(model, replace(world, work=without(world.work, item)), item)
     if is_quiet(world):
         yield from _timers(model, world)
 
@@ -111,7 +113,7 @@ def _inboxes(model: Model, world: World) -> Iterator[Next]:
     for who in (P, D):
         if world.inboxes[who]:
             item, *rest = world.inboxes[who]
-            after = world._replace(inboxes=put(world.inboxes, who, tuple(rest)))
+            after = replace(world, inboxes=put(world.inboxes, who, tuple(rest)))
             yield f"{NAMES[who]} hears {item}", _hear(model, after, who, item)
 
 
@@ -127,7 +129,7 @@ def _legs(model: Model, world: World, order: int = 1) -> Iterator[Next]:
             continue
         if leg.down:
             what, *rest = leg.down
-            after = world._replace(legs=put(world.legs, slot, leg._replace(down=tuple(rest))))
+            after = replace(world, legs=put(world.legs, slot, replace(leg, down=tuple(rest))))
             alive = world.cores[slot % 2] >= 0 and leg.life == world.lives[slot % 2]
             if alive:
                 after = (model.submit if what == "submit" else model.hang_up)(after, slot)
@@ -136,7 +138,7 @@ def _legs(model: Model, world: World, order: int = 1) -> Iterator[Next]:
             yield f"{what} on leg {slot}", after
         if leg.up:
             message, *later = leg.up
-            after = world._replace(legs=put(world.legs, slot, leg._replace(up=tuple(later))))
+            after = replace(world, legs=put(world.legs, slot, replace(leg, up=tuple(later))))
             yield f"the router hears {message}", model.to_router(after, message)
 
 
@@ -148,7 +150,7 @@ def _ends(model: Model, world: World, item: Any) -> Iterator[Next]:
     if isinstance(item, Step):
         yield f"{NAMES[item.who]} has computed a step", computed(model, world, item)
         if model.mode.by_layer and not item.layers and any(row.n > 1 for row in item.rows):
-            half = world._replace(work=with_work(world.work, item._replace(layers=1)))
+            half = replace(world, work=with_work(world.work, replace(item, layers=1)))
             then = model.to_worker(half, item.who, LayersDone(0, 1))
             yield f"{NAMES[item.who]} has computed half of the layers", then
     elif isinstance(item, Digesting):
@@ -177,7 +179,7 @@ def computed(model: Model, world: World, step: Step) -> World:
             blocks[block] = put(blocks[block], at % BLOCK_SIZE, right[at])
         if row.start + row.n == len(row.tokens):
             tokens.append((row.request_id, 100 + len(row.tokens)))
-    world = world._replace(contents=put(world.contents, step.who, tuple(blocks)))
+    world = replace(world, contents=put(world.contents, step.who, tuple(blocks)))
     model.verify(world, step)
     return model.to_worker(world, step.who, StepDone(0, tuple(tokens)))
 
@@ -210,7 +212,7 @@ def _faults(model: Model, world: World) -> Iterator[Next]:
     for who in (P, D):
         if world.inboxes[who] and isinstance(world.inboxes[who][0], Sent):
             sent, *rest = world.inboxes[who]
-            lost = world._replace(inboxes=put(world.inboxes, who, tuple(rest)))
+            lost = replace(world, inboxes=put(world.inboxes, who, tuple(rest)))
             yield f"FAULT: {sent} is lost", lost
             yield f"FAULT: {sent} comes twice", _hear(model, world, who, sent)
     for slot in range(len(world.legs)):
@@ -220,7 +222,7 @@ def _faults(model: Model, world: World) -> Iterator[Next]:
             gone = model.to_router(world, ClientGone(number))
             yield f"FAULT: client {number} leaves", gone
     for item in dict.fromkeys(world.work):
-        yield from _work_faults(model, world._replace(work=without(world.work, item)), item)
+        yield from _work_faults(model, replace(world, work=without(world.work, item)), item)
     for who in (P, D):
         if world.cores[who] >= 0:
             dead = _kill(model, world, who)
@@ -230,7 +232,7 @@ def _faults(model: Model, world: World) -> Iterator[Next]:
             yield f"FAULT: {NAMES[who]} is killed and back at once", again
     if min(world.cores) >= 0 and not _is_severed(world):
         (p, d), inboxes = world.lives, ((Lost(world.lives[D]),), (Lost(world.lives[P]),))
-        yield f"FAULT: P.{p} and D.{d} lose each other", world._replace(inboxes=inboxes)
+        yield f"FAULT: P.{p} and D.{d} lose each other", replace(world, inboxes=inboxes)
     if not is_quiet(world):
         for what, then in _worker_timers(model, world):
             yield f"FAULT: early, {what}", then
@@ -245,13 +247,13 @@ def _leg_faults(model: Model, world: World, slot: int) -> Iterator[Next]:
     if leg is None or leg.over:
         return
     if leg.down[:1] == ("submit",):
-        refused = leg._replace(down=leg.down[1:])
+        refused = replace(leg, down=leg.down[1:])
         kind: Any = "decode" if slot % 2 else "prefill"
         message = LegFailed(slot // 2, 0, kind, 429, "queue_full")
-        after = model.up(world._replace(legs=put(world.legs, slot, refused)), slot, message)
+        after = model.up(replace(world, legs=put(world.legs, slot, refused)), slot, message)
         yield f"FAULT: leg {slot} is refused", after
-    cut = leg._replace(down=(*leg.down, "cancel"))
-    after = model.break_leg(world._replace(legs=put(world.legs, slot, cut)), slot, lost=False)
+    cut = replace(leg, down=(*leg.down, "cancel"))
+    after = model.break_leg(replace(world, legs=put(world.legs, slot, cut)), slot, lost=False)
     yield f"FAULT: leg {slot} is cut", after
 
 
@@ -271,10 +273,11 @@ def _kill(model: Model, world: World, who: int) -> World:
     for slot in range(who, len(world.legs), 2):
         leg = world.legs[slot]
         if leg is not None and leg.life == life:
-            world = world._replace(legs=put(world.legs, slot, leg._replace(down=())))
+            world = replace(world, legs=put(world.legs, slot, replace(leg, down=())))
             world = model.break_leg(world, slot, lost=True)
     inboxes: tuple[Any, ...] = put(((), ()), 1 - who, (*world.inboxes[1 - who], Lost(life)))
-    return world._replace(
+    return replace(
+        world,
         cores=put(world.cores, who, -1),
         contents=put(world.contents, who, model.empty),
         inboxes=inboxes if world.cores[1 - who] >= 0 else ((), ()),
@@ -288,13 +291,14 @@ def _bereft(work: Sequence[Any], who: int) -> tuple[Any, ...]:
     for item in work:
         whose = D if isinstance(item, Fencing) else item.who
         if whose != who:
-            left.append(item._replace(state="over") if isinstance(item, Moving) else item)
+            left.append(replace(item, state="over") if isinstance(item, Moving) else item)
     return tuple(left)
 
 
 def _restart(model: Model, world: World, who: int) -> World:
     life = world.lives[who] + 1
-    return world._replace(
+    return replace(
+        world,
         cores=put(world.cores, who, model.workers.born()),
         lives=put(world.lives, who, life),
         submitted=put(world.submitted, who, 0),

@@ -29,8 +29,8 @@ What is in T, and why it commutes:
 3. A message x on its way up to the router, alone or, where a client's leaving is what it does not
    commute with, with that: T is then {next message on each leg of request r, client r leaves}.
    Events at P and D, and faults there, touch the router's state nowhere and queues at the other
-   end, so only what the router hears counts. All of that is tried: from the router's state, with every
-   message that may come before x, in any order and any number, x must lead to the same state
+   end, so only what the router hears counts. All of that is tried: from the router's state, with
+   every message that may come before x, in any order and number, x must lead to the same state
    of the router and the same effects before and after each. What may come is taken too large:
    for each leg that is not over every kind of answer or failure, and with faults left
    every client's leaving and workers that die or are back. Also with faults left, x must not send
@@ -43,6 +43,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from twofold.messages import (
     Arrive,
@@ -61,11 +63,12 @@ from twofold.messages import (
     WorkerGone,
 )
 from twofold.sim.explore_model import NAMES, Model
-from twofold.sim.explore_world import D, P, Leg, Sent, World, put
+from twofold.sim.explore_world import D, Leg, P, Sent, World, put
 
 Next = tuple[str, World]
 
-_FAILURES: Final = ((0, True), (0, False), (400, False), (429, False), (500, False))
+_FAILURES: Final = ((0, True), (0, False), (400, False))
+"""(status, lost) of a leg that fails: to the router a status is a worker's own refusal or none."""
 
 
 class Reduction:
@@ -100,8 +103,8 @@ class Reduction:
                 alive = core >= 0 and leg.life == world.lives[who] and leg.worker_id >= 0
                 facts = self._model.workers.facts(core) if alive else None
                 if facts is None or leg.worker_id not in facts.known:
-                    after = world._replace(
-                        legs=put(world.legs, slot, leg._replace(down=leg.down[1:]))
+                    after = replace(
+                        world, legs=put(world.legs, slot, replace(leg, down=leg.down[1:]))
                     )
                     return f"cancel on leg {slot} concerns nobody", after
         return None
@@ -118,7 +121,7 @@ class Reduction:
         taken = self._model.workers.take(core, FromPeer(f"P.{item.life}", item.message))
         if taken.state != core or taken.effects:
             return None
-        after = world._replace(inboxes=put(world.inboxes, D, tuple(rest)))
+        after = replace(world, inboxes=put(world.inboxes, D, tuple(rest)))
         return f"D does not wait for {item}", after
 
     def _may_submit(self, world: World, name: int) -> bool:
@@ -127,7 +130,8 @@ class Reduction:
         if self._model.mode.at_once:  # the name is the gateway's
             requests = range(name // 16 - 1, name // 16)
         return any(
-            not world.ended[number] if (leg := world.legs[2 * number + D]) is None
+            not world.ended[number]
+            if (leg := world.legs[2 * number + D]) is None
             else "submit" in leg.down
             for number in requests
         )
@@ -152,7 +156,7 @@ class Reduction:
             return None
         if not self._commute(world, (*events, ClientGone(request_id)), beside, may_end=True):
             return None
-        gone = world._replace(faults=world.faults - 1)
+        gone = replace(world, faults=world.faults - 1)
         leaves = self._model.to_router(gone, ClientGone(request_id))
         return [
             *[self._hear(world, s) for s in slots],
@@ -163,7 +167,7 @@ class Reduction:
         leg = world.legs[slot]
         assert leg is not None
         message, *later = leg.up
-        after = world._replace(legs=put(world.legs, slot, leg._replace(up=tuple(later))))
+        after = replace(world, legs=put(world.legs, slot, replace(leg, up=tuple(later))))
         return f"the router hears {message}", self._model.to_router(after, message)
 
     def _may_come(self, world: World, but: int) -> tuple[Any, ...]:
@@ -181,8 +185,8 @@ class Reduction:
                 found.append(ClientGone(number))
         for who in (P, D) if world.faults else ():
             found.append(WorkerGone(NAMES[who]))
-            for more in range(1, world.faults + 1):
-                found.append(self._model.seen(who, world.lives[who] + more))
+            # In one new life: to the router all that were not there before are alike.
+            found.append(self._model.seen(who, world.lives[who] + 1))
         return tuple(found)
 
     def _commute(
