@@ -43,6 +43,7 @@ from twofold.messages import (
 from twofold.sim.contents import chain
 from twofold.sim.explore_state import Cores, Taken
 from twofold.sim.explore_world import (
+    LAYERS,
     Block,
     D,
     Digesting,
@@ -54,6 +55,8 @@ from twofold.sim.explore_world import (
     Sent,
     Step,
     World,
+    layers_of,
+    of_layers,
     put,
     with_work,
 )
@@ -62,7 +65,6 @@ from twofold.types import PROTOCOL_VERSION, KVHandle, KVLayout
 
 NAMES: Final = ("P", "D")
 BLOCK_SIZE: Final = 2
-_LAYERS: Final = 2
 _DEADLINE_NS: Final = 1000
 _LAYOUT: Final = KVLayout(
     protocol=PROTOCOL_VERSION,
@@ -71,7 +73,7 @@ _LAYOUT: Final = KVLayout(
     tokenizer_digest="00",
     dtype="float16",
     block_size=BLOCK_SIZE,
-    layers=_LAYERS,
+    layers=LAYERS,
     kv_heads=1,
     head_dim=1,
     rope="",
@@ -323,7 +325,7 @@ class Model:
                 add = replace(add, state="over")
         elif isinstance(effect, Write):
             life = self._life(effect.peer)
-            add = Moving(P, effect.request_id, effect.number, effect.pairs, life)
+            add = Moving(P, effect.request_id, effect.number, effect.pairs, life, effect.layers)
             dead = world.cores[D] < 0 or life != world.lives[D]
             if dead or Lost(life) in world.inboxes[P]:
                 add = replace(add, state="over")
@@ -396,24 +398,41 @@ class Model:
     # ----------------------------------------------------------------- contents
 
     def verify(self, world: World, step: Step) -> None:
-        """What a step reads must be as it should be."""
+        """What a step reads must be as it should be, in all layers."""
+        contents = world.contents[step.who]
         for row in step.rows:
             right = chain(row.tokens)
             for at in range(row.start):
                 block = row.blocks[at // BLOCK_SIZE]
-                found = world.contents[step.who][block][at % BLOCK_SIZE]
-                assert found == right[at], (
-                    f"{NAMES[step.who]}: request {row.request_id} would read wrong KV of token "
-                    f"{at} in block {block}"
-                )
+                for layer in layers_of(contents[block]):
+                    assert layer[at % BLOCK_SIZE] == right[at], (
+                        f"{NAMES[step.who]}: request {row.request_id} would read wrong KV of token "
+                        f"{at} in block {block}"
+                    )
+
+    def compute(self, world: World, step: Step, first: int, end: int) -> World:
+        """A step has got from layer `first` to layer `end`: their KV is in its blocks."""
+        blocks = list(world.contents[step.who])
+        for row in step.rows:
+            right = chain(row.tokens)
+            for at in range(row.start, row.start + row.n):
+                block = row.blocks[at // BLOCK_SIZE]
+                layers = list(layers_of(blocks[block]))
+                for layer in range(first, end):
+                    layers[layer] = put(layers[layer], at % BLOCK_SIZE, right[at])
+                blocks[block] = of_layers(tuple(layers))
+        return replace(world, contents=put(world.contents, step.who, tuple(blocks)))
 
     def land(self, world: World, item: Moving, *, flip: bool = False) -> World:
-        """Blocks arrive as they are at the prefill worker now, one of them damaged if `flip`."""
+        """Blocks arrive as they are at the prefill worker now, a layer damaged if `flip`."""
         held = self.workers.facts(world.cores[D]).held
         blocks = list(world.contents[D])
+        first, end = item.layers
         for theirs, ours in item.pairs:
             assert ours in held, f"bytes land in block {ours}, which no handoff holds"
-            blocks[ours] = world.contents[P][theirs]
-        if flip:
-            blocks[ours] = put(blocks[ours], 0, -7)
+            layers = list(layers_of(blocks[ours]))
+            layers[first:end] = layers_of(world.contents[P][theirs])[first:end]
+            if flip and (theirs, ours) == item.pairs[-1]:
+                layers[end - 1] = put(layers[end - 1], 0, -7)
+            blocks[ours] = of_layers(tuple(layers))
         return replace(world, contents=put(world.contents, D, tuple(blocks)))

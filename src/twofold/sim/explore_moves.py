@@ -20,9 +20,9 @@ from twofold.messages import (
     Wake,
     WriteDone,
 )
-from twofold.sim.contents import chain
-from twofold.sim.explore_model import BLOCK_SIZE, NAMES, Model
+from twofold.sim.explore_model import NAMES, Model
 from twofold.sim.explore_world import (
+    LAYERS,
     D,
     Digesting,
     Fencing,
@@ -150,7 +150,8 @@ def _ends(model: Model, world: World, item: Any) -> Iterator[Next]:
     if isinstance(item, Step):
         yield f"{NAMES[item.who]} has computed a step", computed(model, world, item)
         if model.mode.by_layer and not item.layers and any(row.n > 1 for row in item.rows):
-            half = replace(world, work=with_work(world.work, replace(item, layers=1)))
+            half = model.compute(world, item, 0, 1)
+            half = replace(half, work=with_work(world.work, replace(item, layers=1)))
             then = model.to_worker(half, item.who, LayersDone(0, 1))
             yield f"{NAMES[item.who]} has computed half of the layers", then
     elif isinstance(item, Digesting):
@@ -170,16 +171,12 @@ def _ends(model: Model, world: World, item: Any) -> Iterator[Next]:
 
 def computed(model: Model, world: World, step: Step) -> World:
     """The results of a step: KV in its blocks, and tokens."""
-    blocks = list(world.contents[step.who])
-    tokens: list[tuple[int, int]] = []
-    for row in step.rows:
-        right = chain(row.tokens)
-        for at in range(row.start, row.start + row.n):
-            block = row.blocks[at // BLOCK_SIZE]
-            blocks[block] = put(blocks[block], at % BLOCK_SIZE, right[at])
-        if row.start + row.n == len(row.tokens):
-            tokens.append((row.request_id, 100 + len(row.tokens)))
-    world = replace(world, contents=put(world.contents, step.who, tuple(blocks)))
+    tokens = [
+        (row.request_id, 100 + len(row.tokens))
+        for row in step.rows
+        if row.start + row.n == len(row.tokens)
+    ]
+    world = model.compute(world, step, step.layers, LAYERS)
     model.verify(world, step)
     return model.to_worker(world, step.who, StepDone(0, tuple(tokens)))
 

@@ -20,8 +20,20 @@ from twofold.sim.explore_state import Row
 P: Final = 0  # the prefill worker's place in pairs
 D: Final = 1
 
-Block = tuple[int, ...]
-"""What is in the slots of one KV block."""
+LAYERS: Final = 2
+
+Block = tuple[Any, ...]
+"""What is in the slots of one KV block; where its layers differ, a tuple of that of each."""
+
+
+def layers_of(block: Block) -> tuple[Block, ...]:
+    """What is in the slots of each layer."""
+    return block if isinstance(block[0], tuple) else (block,) * LAYERS
+
+
+def of_layers(layers: tuple[Block, ...]) -> Block:
+    """The block whose layers these are."""
+    return layers[0] if all(layer == layers[0] for layer in layers) else layers
 
 
 class Leg(msgspec.Struct, frozen=True):
@@ -59,6 +71,7 @@ class Digesting(msgspec.Struct, frozen=True, order=True):
 class Moving(msgspec.Struct, frozen=True, order=True):
     """Blocks that `who` reads (D) or writes (P), as (prefill's, decode's). `life` is the peer's.
 
+    Of these only layers `layers[0]` to `layers[1]`.
     `state`: "" on its way, "cancelled" so, or "over": only the answer is to come, a failure.
     """
 
@@ -67,6 +80,7 @@ class Moving(msgspec.Struct, frozen=True, order=True):
     number: int
     pairs: tuple[tuple[int, int], ...]
     life: int
+    layers: tuple[int, int] = (0, LAYERS)
     state: Literal["", "cancelled", "over"] = ""
 
 
