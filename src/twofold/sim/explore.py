@@ -35,15 +35,15 @@ class Found(msgspec.Struct, kw_only=True):
     """What a search came to. `path` leads, in words, to what is wrong, if anything is.
 
     `n_by_faults` are the states by how many faults it takes to come there, `n_steps` the events
-    that were tried, `n_ends` the states in which all is over. `complete` is False when there were
-    more states than allowed. From `n_stuck` of the states the requests cannot end any more, even
-    if no further fault happens.
+    that were tried, `ends` the states in which all is over, each as a hash. `complete` is False
+    when there were more states than allowed. From `n_stuck` of the states the requests cannot end
+    any more, even if no further fault happens.
     """
 
     n_states: int = 0
     n_by_faults: tuple[int, ...] = ()
     n_steps: int = 0
-    n_ends: int = 0
+    ends: frozenset[int] = frozenset()
     n_stuck: int = 0
     n_cores: int = 0
     violation: str = ""
@@ -78,7 +78,7 @@ class _Search:
         self.n_steps = 0
         self.n_by_faults: list[int] = []
         self.at = 0  # the state whose steps are being taken
-        self.ends = array("I")
+        self.ends: dict[int, int] = {}  # hashes by number
         self._model = model
         self._reduction = Reduction(model) if reduced else None
         self._most_states = most_states
@@ -117,7 +117,7 @@ class _Search:
             world = front.popleft()
             self.at = self._numbers[world.key()]
             if at_end(self._model, world):
-                self.ends.append(self.at)
+                self.ends[self.at] = world.key()
             for _, then in self._chosen(world, free_moves):
                 if then.faults == world.faults:
                     number, is_new = self._meet(then)
@@ -214,7 +214,8 @@ def explore(
         found.complete = False
     found.n_states, found.n_steps = len(search), search.n_steps - 1
     found.n_by_faults = tuple(search.n_by_faults)
-    found.n_ends, found.n_cores = len(search.ends), len(model.workers) + len(model.routers)
+    found.ends = frozenset(search.ends.values())
+    found.n_cores = len(model.workers) + len(model.routers)
     if found.complete and not found.violation:
         stuck = search.stuck()
         found.n_stuck = len(stuck)
@@ -238,6 +239,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
         "--instant-legs", action="store_true", help="the gateway's legs take no time: fewer states"
     )
     parser.add_argument("--most-states", type=int, default=20_000_000, help="give up after these")
+    parser.add_argument("--full", action="store_true", help="also orders that lead to the same")
     asked = parser.parse_args(words)
     asked.modes = modes if asked.mode == "all" else (asked.mode,)
     if asked.blocks < 3:
@@ -263,13 +265,13 @@ def main(words: Sequence[str] | None = None) -> int:
         def told(n_states: int, mode: str = mode) -> None:
             print(f"{mode}: {n_states:,} states so far", file=sys.stderr, flush=True)
 
-        found = explore(model, asked.faults, asked.most_states, told)
+        found = explore(model, asked.faults, asked.most_states, told, reduced=not asked.full)
         clean = clean and found.is_clean
         for step in found.path:
             print(f"  {step}")
         print(
             f"{mode}: {found.n_states:,} distinct states, {found.n_steps:,} steps, "
-            f"{found.n_ends:,} ends, {found.n_cores:,} states of cores, "
+            f"{len(found.ends):,} ends, {found.n_cores:,} states of cores, "
             f"{found.n_stuck:,} states without a way to the end, "
             f"{found.violation or 'no violation'}{'' if found.complete else ', NOT COMPLETE'}, "
             f"{time.monotonic() - began:.1f} s",

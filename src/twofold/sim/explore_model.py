@@ -40,10 +40,11 @@ from twofold.messages import (
     WorkerSeen,
     Write,
 )
-from twofold.sim.contents import chain
+from twofold.sim.explore_contents import BLOCK_SIZE, land, verify
 from twofold.sim.explore_state import Cores, Taken
 from twofold.sim.explore_world import (
     LAYERS,
+    NAMES,
     Block,
     D,
     Digesting,
@@ -55,16 +56,12 @@ from twofold.sim.explore_world import (
     Sent,
     Step,
     World,
-    layers_of,
-    of_layers,
     put,
     with_work,
 )
 from twofold.sim.observer import Core
 from twofold.types import PROTOCOL_VERSION, KVHandle, KVLayout
 
-NAMES: Final = ("P", "D")
-BLOCK_SIZE: Final = 2
 _DEADLINE_NS: Final = 1000
 _LAYOUT: Final = KVLayout(
     protocol=PROTOCOL_VERSION,
@@ -109,7 +106,8 @@ def _check(core: Core) -> None:
 class Model:
     """The deployment: its cores, its clients' `prompts`, and what messages do to a world.
 
-    Every answer has `max_tokens` tokens. Handling a message raises AssertionError when an
+    Every answer has `max_tokens` tokens. Without `deadlines` nothing but the handoff's own timers
+    ends what waits. Handling a message raises AssertionError when an
     invariant breaks.
     """
 
@@ -122,8 +120,10 @@ class Model:
         n_blocks: int = 6,
         caching: bool = False,
         instant_legs: bool = False,
+        deadlines: bool = True,
     ) -> None:
         self.instant_legs = instant_legs
+        self._time_left_ns = _DEADLINE_NS if deadlines else 0
         self.mode = MODES[handoff]
         self.prompts = prompts
         self.max_tokens = max_tokens
@@ -196,7 +196,7 @@ class Model:
     def arrival(self, number: int) -> Arrive:
         """What the router hears of a client's request."""
         weight = len(self.prompts[number])
-        return Arrive(request_id=number, weight=weight, time_left_ns=_DEADLINE_NS)
+        return Arrive(request_id=number, weight=weight, time_left_ns=self._time_left_ns)
 
     def _send(self, world: World, effect: SendPrefill | SendDecode) -> World:
         who = D if isinstance(effect, SendDecode) else P
@@ -294,6 +294,10 @@ class Model:
         )
         return self.to_worker(world, who, submit)
 
+    def held(self, world: World) -> tuple[int, ...]:
+        """Blocks of the decode worker that a handoff holds."""
+        return self.workers.facts(world.cores[D]).held
+
     def hang_up(self, world: World, slot: int) -> World:
         """The gateway's wish to end a leg reaches its worker."""
         leg = world.legs[slot]
@@ -315,7 +319,7 @@ class Model:
         add: Any = None
         if isinstance(effect, RunStep):
             add = Step(who, taken.rows)
-            self.verify(world, add)
+            verify(world, add)
         elif isinstance(effect, Digest):
             add = Digesting(who, effect.request_id, effect.blocks)
         elif isinstance(effect, Read):
@@ -375,7 +379,7 @@ class Model:
         work: list[Any] = []
         for item in world.work:
             if isinstance(item, Moving) and item.who == P and item.state != "over":
-                world = self.land(world, item)
+                world = land(world, item, self.held(world))
                 item = replace(item, state="over")
             work.append(item)
         return replace(world, work=tuple(work))
@@ -394,45 +398,3 @@ class Model:
         if who == P:
             return self.up(world, slot, PrefillDone(request_id, 0))
         return self.up(world, slot, LegEnded(request_id, 0, effect.n_output))
-
-    # ----------------------------------------------------------------- contents
-
-    def verify(self, world: World, step: Step) -> None:
-        """What a step reads must be as it should be, in all layers."""
-        contents = world.contents[step.who]
-        for row in step.rows:
-            right = chain(row.tokens)
-            for at in range(row.start):
-                block = row.blocks[at // BLOCK_SIZE]
-                for layer in layers_of(contents[block]):
-                    assert layer[at % BLOCK_SIZE] == right[at], (
-                        f"{NAMES[step.who]}: request {row.request_id} would read wrong KV of token "
-                        f"{at} in block {block}"
-                    )
-
-    def compute(self, world: World, step: Step, first: int, end: int) -> World:
-        """A step has got from layer `first` to layer `end`: their KV is in its blocks."""
-        blocks = list(world.contents[step.who])
-        for row in step.rows:
-            right = chain(row.tokens)
-            for at in range(row.start, row.start + row.n):
-                block = row.blocks[at // BLOCK_SIZE]
-                layers = list(layers_of(blocks[block]))
-                for layer in range(first, end):
-                    layers[layer] = put(layers[layer], at % BLOCK_SIZE, right[at])
-                blocks[block] = of_layers(tuple(layers))
-        return replace(world, contents=put(world.contents, step.who, tuple(blocks)))
-
-    def land(self, world: World, item: Moving, *, flip: bool = False) -> World:
-        """Blocks arrive as they are at the prefill worker now, a layer damaged if `flip`."""
-        held = self.workers.facts(world.cores[D]).held
-        blocks = list(world.contents[D])
-        first, end = item.layers
-        for theirs, ours in item.pairs:
-            assert ours in held, f"bytes land in block {ours}, which no handoff holds"
-            layers = list(layers_of(blocks[ours]))
-            layers[first:end] = layers_of(world.contents[P][theirs])[first:end]
-            if flip and (theirs, ours) == item.pairs[-1]:
-                layers[end - 1] = put(layers[end - 1], 0, -7)
-            blocks[ours] = of_layers(tuple(layers))
-        return replace(world, contents=put(world.contents, D, tuple(blocks)))

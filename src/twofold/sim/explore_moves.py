@@ -20,9 +20,11 @@ from twofold.messages import (
     Wake,
     WriteDone,
 )
-from twofold.sim.explore_model import NAMES, Model
+from twofold.sim.explore_contents import compute, land, verify
+from twofold.sim.explore_model import Model
 from twofold.sim.explore_world import (
     LAYERS,
+    NAMES,
     D,
     Digesting,
     Fencing,
@@ -150,7 +152,7 @@ def _ends(model: Model, world: World, item: Any) -> Iterator[Next]:
     if isinstance(item, Step):
         yield f"{NAMES[item.who]} has computed a step", computed(model, world, item)
         if model.mode.by_layer and not item.layers and any(row.n > 1 for row in item.rows):
-            half = model.compute(world, item, 0, 1)
+            half = compute(world, item, 0, 1)
             half = replace(half, work=with_work(world.work, replace(item, layers=1)))
             then = model.to_worker(half, item.who, LayersDone(0, 1))
             yield f"{NAMES[item.who]} has computed half of the layers", then
@@ -162,9 +164,12 @@ def _ends(model: Model, world: World, item: Any) -> Iterator[Next]:
         yield "D is fenced off", model.to_worker(world, D, Fenced(item.request_id))
     else:
         if item.state != "over":
-            yield f"{item} lands", moved(model, model.land(world, item), item, ok=True)
+            yield f"{item} lands", moved(model, land(world, item, model.held(world)), item, ok=True)
         if item.state == "cancelled":
-            yield f"{item} breaks off", moved(model, model.land(world, item), item, ok=False)
+            yield (
+                f"{item} breaks off",
+                moved(model, land(world, item, model.held(world)), item, ok=False),
+            )
         if item.state == "over":
             yield f"{item} has failed", moved(model, world, item, ok=False)
 
@@ -176,8 +181,8 @@ def computed(model: Model, world: World, step: Step) -> World:
         for row in step.rows
         if row.start + row.n == len(row.tokens)
     ]
-    world = model.compute(world, step, step.layers, LAYERS)
-    model.verify(world, step)
+    world = compute(world, step, step.layers, LAYERS)
+    verify(world, step)
     return model.to_worker(world, step.who, StepDone(0, tuple(tokens)))
 
 
@@ -259,8 +264,11 @@ def _work_faults(model: Model, world: World, item: Any) -> Iterator[Next]:
         then = model.to_worker(world, item.who, StepFailed(0, "device"))
         yield f"FAULT: the step of {NAMES[item.who]} fails", then
     elif isinstance(item, Moving) and not item.state:
-        yield f"FAULT: {item} fails", moved(model, model.land(world, item), item, ok=False)
-        damaged = model.land(world, item, flip=True)
+        yield (
+            f"FAULT: {item} fails",
+            moved(model, land(world, item, model.held(world)), item, ok=False),
+        )
+        damaged = land(world, item, model.held(world), flip=True)
         yield f"FAULT: {item} is damaged", moved(model, damaged, item, ok=True)
 
 

@@ -62,8 +62,8 @@ from twofold.messages import (
     Terminal,
     WorkerGone,
 )
-from twofold.sim.explore_model import NAMES, Model
-from twofold.sim.explore_world import D, Leg, P, Sent, World, put
+from twofold.sim.explore_model import Model
+from twofold.sim.explore_world import NAMES, D, Leg, P, Sent, World, put
 
 Next = tuple[str, World]
 

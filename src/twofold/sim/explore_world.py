@@ -19,21 +19,12 @@ from twofold.sim.explore_state import Row
 
 P: Final = 0  # the prefill worker's place in pairs
 D: Final = 1
+NAMES: Final = ("P", "D")
 
 LAYERS: Final = 2
 
 Block = tuple[Any, ...]
 """What is in the slots of one KV block; where its layers differ, a tuple of that of each."""
-
-
-def layers_of(block: Block) -> tuple[Block, ...]:
-    """What is in the slots of each layer."""
-    return block if isinstance(block[0], tuple) else (block,) * LAYERS
-
-
-def of_layers(layers: tuple[Block, ...]) -> Block:
-    """The block whose layers these are."""
-    return layers[0] if all(layer == layers[0] for layer in layers) else layers
 
 
 class Leg(msgspec.Struct, frozen=True):
