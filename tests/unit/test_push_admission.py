@@ -20,6 +20,7 @@ from twofold.messages import (
     StepDone,
     Submit,
     ToPeer,
+    Wake,
     Write,
 )
 
@@ -109,6 +110,51 @@ def test_an_offer_that_comes_after_it_was_taken_back_is_never_written_to(handoff
     made.prompt(1)
     assert made.read == [1]
     assert made.writes == 0
+
+
+@pytest.mark.parametrize("handoff", ["push", "layerwise"])
+def test_an_offer_for_another_prompt_is_waited_for(handoff: str) -> None:
+    """Nothing is in use, but decode has set blocks aside for a prompt that is still to come."""
+    made = Prefill(handoff, max_blocks=N_BLOCKS)
+    made.claim(2)
+    made.prompt(1)
+    assert made.read == []
+    made.prompt(2)
+    assert made.read == [2]
+
+
+@pytest.mark.parametrize("claim_first", [True, False])
+@pytest.mark.parametrize("handoff", ["push", "layerwise"])
+def test_what_has_no_offer_gives_way_to_what_has(handoff: str, claim_first: bool) -> None:
+    """Decode has reserved for the second and has no room for the first: it would never claim it."""
+    made = Prefill(handoff, max_blocks=N_BLOCKS)
+    made.prompt(1, n_blocks=5)
+    assert made.read == [1]
+    if claim_first:
+        made.claim(2)
+    made.prompt(2, n_blocks=5)
+    if not claim_first:
+        assert made.read == [1], "there was no room"
+        assert made.core.source.counts.in_hand == 1
+        made.claim(2)
+    assert made.read == [1, 2]
+    assert made.core.source.counts.released == 1
+    made.prompt(3, n_blocks=4)
+    made.claim(3)
+    assert made.core.source.counts.released == 1, "what has an offer gave way"
+
+
+@pytest.mark.parametrize("handoff", ["push", "layerwise"])
+def test_a_prompt_whose_transfer_is_over_does_not_wait_for_an_offer(handoff: str) -> None:
+    made = Prefill(handoff)
+    made.give(FromPeer("d", Done(101, 0, ok=True)))
+    made.core.handle(Wake(), 10**12)  # the memory of it has run out
+    for number in (2, 3):
+        made.prompt(number)
+    assert made.read == [2]
+    made.prompt(1)
+    assert made.read == [2, 1], "it waited for an offer that never comes"
+    assert made.core.source.counts.in_hand == 1
 
 
 @pytest.mark.parametrize("handoff", ["push", "layerwise"])

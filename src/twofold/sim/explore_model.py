@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from twofold.core.handoff import MODES
 from twofold.core.router import Router
 from twofold.core.worker import WorkerCore
@@ -38,9 +40,11 @@ from twofold.messages import (
     WorkerSeen,
     Write,
 )
-from twofold.sim.contents import chain
+from twofold.sim.explore_contents import BLOCK_SIZE, land, verify
 from twofold.sim.explore_state import Cores, Taken
 from twofold.sim.explore_world import (
+    LAYERS,
+    NAMES,
     Block,
     D,
     Digesting,
@@ -53,13 +57,11 @@ from twofold.sim.explore_world import (
     Step,
     World,
     put,
+    with_work,
 )
 from twofold.sim.observer import Core
 from twofold.types import PROTOCOL_VERSION, KVHandle, KVLayout
 
-NAMES: Final = ("P", "D")
-BLOCK_SIZE: Final = 2
-_LAYERS: Final = 2
 _DEADLINE_NS: Final = 1000
 _LAYOUT: Final = KVLayout(
     protocol=PROTOCOL_VERSION,
@@ -68,7 +70,7 @@ _LAYOUT: Final = KVLayout(
     tokenizer_digest="00",
     dtype="float16",
     block_size=BLOCK_SIZE,
-    layers=_LAYERS,
+    layers=LAYERS,
     kv_heads=1,
     head_dim=1,
     rope="",
@@ -104,8 +106,8 @@ def _check(core: Core) -> None:
 class Model:
     """The deployment: its cores, its clients' `prompts`, and what messages do to a world.
 
-    Every answer has `max_tokens` tokens. Handling a message raises AssertionError when an
-    invariant breaks.
+    Every answer has `max_tokens` tokens. Without `deadlines` nothing but the handoff's own timers
+    ends what waits. Handling a message raises AssertionError when an invariant breaks.
     """
 
     def __init__(
@@ -117,8 +119,10 @@ class Model:
         n_blocks: int = 6,
         caching: bool = False,
         instant_legs: bool = False,
+        deadlines: bool = True,
     ) -> None:
         self.instant_legs = instant_legs
+        self._time_left_ns = _DEADLINE_NS if deadlines else 0
         self.mode = MODES[handoff]
         self.prompts = prompts
         self.max_tokens = max_tokens
@@ -150,7 +154,7 @@ class Model:
     def to_router(self, world: World, message: Any) -> World:
         """The router handles `message`."""
         taken = self.routers.take(world.router, message)
-        world = world._replace(router=taken.state)
+        world = replace(world, router=taken.state)
         for effect in taken.effects:
             if isinstance(effect, SendPrefill | SendDecode):
                 world = self._send(world, effect)
@@ -159,32 +163,39 @@ class Model:
                 world = self._cancel(world, 2 * effect.request_id + (P if of_prefill else D))
             elif isinstance(effect, Terminal):
                 assert not world.ended[effect.request_id], f"{effect} is a second end"
-                world = world._replace(ended=put(world.ended, effect.request_id, True))
+                world = replace(world, ended=put(world.ended, effect.request_id, True))
                 for slot in (2 * effect.request_id, 2 * effect.request_id + 1):
                     leg = world.legs[slot]
                     if leg is not None:  # what still comes concerns nobody
-                        world = world._replace(legs=put(world.legs, slot, leg._replace(up=())))
+                        leg = replace(leg, up=(), over=True)
+                        world = replace(world, legs=put(world.legs, slot, leg))
         return world
 
     def see(self, world: World, who: int, life: int) -> World:
         """The router sees that a worker lives, or (`life` -1) that it does not."""
         if life < 0:
             return self.to_router(world, WorkerGone(NAMES[who]))
-        seen = WorkerSeen(
+        return self.to_router(world, self.seen(who, life))
+
+    @staticmethod
+    def seen(who: int, life: int) -> WorkerSeen:
+        """What the router hears of a worker that lives."""
+        return WorkerSeen(
             worker=NAMES[who],
             role="decode" if who else "prefill",
             engine_id=f"{NAMES[who]}.{life}",
             layout=_LAYOUT,
         )
-        return self.to_router(world, seen)
 
     def arrive(self, world: World) -> World:
         """The next client's request comes."""
         number = world.arrived
-        world = world._replace(arrived=number + 1)
+        return self.to_router(replace(world, arrived=number + 1), self.arrival(number))
+
+    def arrival(self, number: int) -> Arrive:
+        """What the router hears of a client's request."""
         weight = len(self.prompts[number])
-        arrive = Arrive(request_id=number, weight=weight, time_left_ns=_DEADLINE_NS)
-        return self.to_router(world, arrive)
+        return Arrive(request_id=number, weight=weight, time_left_ns=self._time_left_ns)
 
     def _send(self, world: World, effect: SendPrefill | SendDecode) -> World:
         who = D if isinstance(effect, SendDecode) else P
@@ -196,21 +207,22 @@ class Model:
             source = (prefill.life, name)
         life = world.lives[who] if world.cores[who] >= 0 else -1
         leg = Leg(life=life, down=("submit",), source=source)
-        return world._replace(legs=put(world.legs, slot, leg))
+        return replace(world, legs=put(world.legs, slot, leg))
 
     def _cancel(self, world: World, slot: int) -> World:
-        leg = world.legs[slot]
-        if leg is None or leg.life < 0:
+        leg, who = world.legs[slot], slot % 2
+        if leg is None or leg.life != world.lives[who] or world.cores[who] < 0:
             return world
-        return world._replace(legs=put(world.legs, slot, leg._replace(down=(*leg.down, "cancel"))))
+        return replace(world, legs=put(world.legs, slot, replace(leg, down=(*leg.down, "cancel"))))
 
-    def up(self, world: World, slot: int, message: Any) -> World:
+    def up(self, world: World, slot: int, message: Any, *, last: bool = True) -> World:
         """A worker, or what is left of a connection to it, answers on a leg."""
         leg = world.legs[slot]
         assert leg is not None
-        if leg.over or world.ended[slot // 2]:
+        if leg.over:
             return world
-        return world._replace(legs=put(world.legs, slot, leg._replace(up=(*leg.up, message))))
+        leg = replace(leg, up=(*leg.up, message), over=last)
+        return replace(world, legs=put(world.legs, slot, leg))
 
     def break_leg(self, world: World, slot: int, *, lost: bool) -> World:
         """The gateway will find the leg's connection broken; nothing else comes on it."""
@@ -218,10 +230,19 @@ class Model:
         assert leg is not None
         kind = "decode" if slot % 2 else "prefill"
         failed = LegFailed(slot // 2, 0, kind, 0, "connection lost", lost)  # type: ignore[arg-type]
-        world = self.up(world, slot, failed)
-        leg = world.legs[slot]
-        assert leg is not None
-        return world._replace(legs=put(world.legs, slot, leg._replace(over=True)))
+        return self.up(world, slot, failed)
+
+    def tidy(self, world: World) -> World:
+        """`world` without legs of which nothing is to come: their request is over at both ends."""
+        for slot, leg in enumerate(world.legs):
+            if leg is None or leg.down or not world.ended[slot // 2]:
+                continue
+            who = slot % 2
+            core = world.cores[who]
+            alive = core >= 0 and leg.life == world.lives[who]
+            if not (alive and leg.worker_id in self.workers.facts(core).requests):
+                world = replace(world, legs=put(world.legs, slot, None))
+        return world
 
     # ------------------------------------------------------------------ workers
 
@@ -229,9 +250,10 @@ class Model:
         """A worker that lives handles `message`."""
         taken = self.workers.take(world.cores[who], message)
         blocks = list(world.contents[who])
-        for block in self.workers.idle(taken.state):
+        for block in self.workers.facts(taken.state).idle:
             blocks[block] = self.empty[block]
-        world = world._replace(
+        world = replace(
+            world,
             cores=put(world.cores, who, taken.state),
             contents=put(world.contents, who, tuple(blocks)),
         )
@@ -245,9 +267,10 @@ class Model:
         assert leg is not None
         prompt = self.prompts[slot // 2]
         number = world.submitted[who]
-        world = world._replace(
+        world = replace(
+            world,
             submitted=put(world.submitted, who, number + 1),
-            legs=put(world.legs, slot, leg._replace(worker_id=number)),
+            legs=put(world.legs, slot, replace(leg, worker_id=number, source=(-1, -1))),
         )
         source = None
         if who == D:
@@ -270,6 +293,10 @@ class Model:
         )
         return self.to_worker(world, who, submit)
 
+    def held(self, world: World) -> tuple[int, ...]:
+        """Blocks of the decode worker that a handoff holds."""
+        return self.workers.facts(world.cores[D]).held
+
     def hang_up(self, world: World, slot: int) -> World:
         """The gateway's wish to end a leg reaches its worker."""
         leg = world.legs[slot]
@@ -291,20 +318,20 @@ class Model:
         add: Any = None
         if isinstance(effect, RunStep):
             add = Step(who, taken.rows)
-            self.verify(world, add)
+            verify(world, add)
         elif isinstance(effect, Digest):
             add = Digesting(who, effect.request_id, effect.blocks)
         elif isinstance(effect, Read):
             life = self._life(effect.peer)
             add = Moving(D, effect.request_id, 0, effect.pairs, life)
             if world.cores[P] < 0 or life != world.lives[P]:
-                add = add._replace(state="over")
+                add = replace(add, state="over")
         elif isinstance(effect, Write):
             life = self._life(effect.peer)
-            add = Moving(P, effect.request_id, effect.number, effect.pairs, life)
+            add = Moving(P, effect.request_id, effect.number, effect.pairs, life, effect.layers)
             dead = world.cores[D] < 0 or life != world.lives[D]
             if dead or Lost(life) in world.inboxes[P]:
-                add = add._replace(state="over")
+                add = replace(add, state="over")
         elif isinstance(effect, Fence):
             world = self._fence(world)
             add = Fencing(effect.request_id)
@@ -316,7 +343,7 @@ class Model:
             return self._answer(world, who, effect)
         if add is None:
             return world
-        return world._replace(work=(*world.work, add))
+        return replace(world, work=with_work(world.work, add))
 
     @staticmethod
     def _life(engine_id: str) -> int:
@@ -328,9 +355,9 @@ class Model:
             return world  # on a connection that has broken, which the sender is yet to hear
         if world.cores[other] < 0 or life != world.lives[other]:
             inbox = (*world.inboxes[who], Lost(life))
-            return world._replace(inboxes=put(world.inboxes, who, inbox))
+            return replace(world, inboxes=put(world.inboxes, who, inbox))
         sent = Sent(world.lives[who], effect.message)
-        return world._replace(inboxes=put(world.inboxes, other, (*world.inboxes[other], sent)))
+        return replace(world, inboxes=put(world.inboxes, other, (*world.inboxes[other], sent)))
 
     def hear(self, world: World, who: int, item: Sent) -> World:
         """A peer's message is handled."""
@@ -343,25 +370,25 @@ class Model:
             if not isinstance(item, Moving) or (item.who, item.request_id) != (who, request_id):
                 work.append(item)
             else:
-                work.append(item if item.state else item._replace(state="cancelled"))
-        return world._replace(work=tuple(work))
+                work.append(item if item.state else replace(item, state="cancelled"))
+        return replace(world, work=tuple(work))
 
     def _fence(self, world: World) -> World:
         """What the prefill worker writes breaks off: it has landed by now, or never will."""
         work: list[Any] = []
         for item in world.work:
             if isinstance(item, Moving) and item.who == P and item.state != "over":
-                world = self.land(world, item)
-                item = item._replace(state="over")
+                world = land(world, item, self.held(world))
+                item = replace(item, state="over")
             work.append(item)
-        return world._replace(work=tuple(work))
+        return replace(world, work=tuple(work))
 
     def _answer(self, world: World, who: int, effect: Token | Ended) -> World:
         slot = self._slot(world, who, effect.request_id)
         request_id = slot // 2
         if isinstance(effect, Token):
             if who == D and effect.index == 0:
-                return self.up(world, slot, DecodeStarted(request_id, 0))
+                return self.up(world, slot, DecodeStarted(request_id, 0), last=False)
             return world
         if effect.outcome != "finished":
             status = 400 if effect.outcome == "refused" else 500
@@ -370,28 +397,3 @@ class Model:
         if who == P:
             return self.up(world, slot, PrefillDone(request_id, 0))
         return self.up(world, slot, LegEnded(request_id, 0, effect.n_output))
-
-    # ----------------------------------------------------------------- contents
-
-    def verify(self, world: World, step: Step) -> None:
-        """What a step reads must be as it should be."""
-        for row in step.rows:
-            right = chain(row.tokens)
-            for at in range(row.start):
-                block = row.blocks[at // BLOCK_SIZE]
-                found = world.contents[step.who][block][at % BLOCK_SIZE]
-                assert found == right[at], (
-                    f"{NAMES[step.who]}: request {row.request_id} would read wrong KV of token "
-                    f"{at} in block {block}"
-                )
-
-    def land(self, world: World, item: Moving, *, flip: bool = False) -> World:
-        """Blocks arrive as they are at the prefill worker now, one of them damaged if `flip`."""
-        held = self.workers.held(world.cores[D])
-        blocks = list(world.contents[D])
-        for theirs, ours in item.pairs:
-            assert ours in held, f"bytes land in block {ours}, which no handoff holds"
-            blocks[ours] = world.contents[P][theirs]
-        if flip:
-            blocks[ours] = put(blocks[ours], 0, -7)
-        return world._replace(contents=put(world.contents, D, tuple(blocks)))

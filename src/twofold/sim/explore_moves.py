@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from twofold.messages import (
     ClientGone,
     Digested,
@@ -18,9 +20,11 @@ from twofold.messages import (
     Wake,
     WriteDone,
 )
-from twofold.sim.contents import chain
-from twofold.sim.explore_model import BLOCK_SIZE, NAMES, Model
+from twofold.sim.explore_contents import compute, land, verify
+from twofold.sim.explore_model import Model
 from twofold.sim.explore_world import (
+    LAYERS,
+    NAMES,
     D,
     Digesting,
     Fencing,
@@ -32,6 +36,7 @@ from twofold.sim.explore_world import (
     World,
     is_quiet,
     put,
+    with_work,
     without,
 )
 
@@ -45,13 +50,31 @@ def moves(model: Model, world: World) -> Iterator[Next]:
     Where the model's legs are instant, all that is said on them arrives within the same move; of
     two legs that leave at once either may be first.
     """
-    if not model.instant_legs:
-        yield from _moves(model, world)
-        return
-    for what, then in _moves(model, world):
-        yield what, _drained(model, then, 1)
+    yield from free_moves(model, world)
+    yield from fault_moves(model, world)
+
+
+def free_moves(model: Model, world: World) -> Iterator[Next]:
+    """Those of `moves` that are no faults."""
+    return _settled(model, _free(model, world))
+
+
+def fault_moves(model: Model, world: World) -> Iterator[Next]:
+    """Those of `moves` that are faults: none when none are left."""
+    if not world.faults:
+        return iter(())
+    return _settled(model, _faults(model, replace(world, faults=world.faults - 1)))
+
+
+def _settled(model: Model, found: Iterator[Next]) -> Iterator[Next]:
+    """The same, tidy; and with instant legs once nothing is on its way on them."""
+    for what, then in found:
+        if not model.instant_legs:
+            yield what, model.tidy(then)
+            continue
+        yield what, model.tidy(_drained(model, then, 1))
         if sum(leg is not None and bool(leg.down) for leg in then.legs) > 1:
-            yield f"{what}, decode first", _drained(model, then, -1)
+            yield f"{what}, decode first", model.tidy(_drained(model, then, -1))
 
 
 def _drained(model: Model, world: World, order: int) -> World:
@@ -63,17 +86,15 @@ def _drained(model: Model, world: World, order: int) -> World:
         world = following[1]
 
 
-def _moves(model: Model, world: World) -> Iterator[Next]:
+def _free(model: Model, world: World) -> Iterator[Next]:
     if world.arrived < len(model.prompts):
         yield f"request {world.arrived} arrives", model.arrive(world)
     yield from _inboxes(model, world)
     yield from _legs(model, world)
     for item in dict.fromkeys(world.work):
-        yield from _ends(model, world._replace(work=without(world.work, item)), item)
+        yield from _ends(model, replace(world, work=without(world.work, item)), item)
     if is_quiet(world):
         yield from _timers(model, world)
-    if world.faults:
-        yield from _faults(model, world._replace(faults=world.faults - 1))
 
 
 def at_end(model: Model, world: World) -> bool:
@@ -94,7 +115,7 @@ def _inboxes(model: Model, world: World) -> Iterator[Next]:
     for who in (P, D):
         if world.inboxes[who]:
             item, *rest = world.inboxes[who]
-            after = world._replace(inboxes=put(world.inboxes, who, tuple(rest)))
+            after = replace(world, inboxes=put(world.inboxes, who, tuple(rest)))
             yield f"{NAMES[who]} hears {item}", _hear(model, after, who, item)
 
 
@@ -110,7 +131,7 @@ def _legs(model: Model, world: World, order: int = 1) -> Iterator[Next]:
             continue
         if leg.down:
             what, *rest = leg.down
-            after = world._replace(legs=put(world.legs, slot, leg._replace(down=tuple(rest))))
+            after = replace(world, legs=put(world.legs, slot, replace(leg, down=tuple(rest))))
             alive = world.cores[slot % 2] >= 0 and leg.life == world.lives[slot % 2]
             if alive:
                 after = (model.submit if what == "submit" else model.hang_up)(after, slot)
@@ -119,7 +140,7 @@ def _legs(model: Model, world: World, order: int = 1) -> Iterator[Next]:
             yield f"{what} on leg {slot}", after
         if leg.up:
             message, *later = leg.up
-            after = world._replace(legs=put(world.legs, slot, leg._replace(up=tuple(later))))
+            after = replace(world, legs=put(world.legs, slot, replace(leg, up=tuple(later))))
             yield f"the router hears {message}", model.to_router(after, message)
 
 
@@ -131,7 +152,8 @@ def _ends(model: Model, world: World, item: Any) -> Iterator[Next]:
     if isinstance(item, Step):
         yield f"{NAMES[item.who]} has computed a step", computed(model, world, item)
         if model.mode.by_layer and not item.layers and any(row.n > 1 for row in item.rows):
-            half = world._replace(work=(*world.work, item._replace(layers=1)))
+            half = compute(world, item, 0, 1)
+            half = replace(half, work=with_work(world.work, replace(item, layers=1)))
             then = model.to_worker(half, item.who, LayersDone(0, 1))
             yield f"{NAMES[item.who]} has computed half of the layers", then
     elif isinstance(item, Digesting):
@@ -142,26 +164,25 @@ def _ends(model: Model, world: World, item: Any) -> Iterator[Next]:
         yield "D is fenced off", model.to_worker(world, D, Fenced(item.request_id))
     else:
         if item.state != "over":
-            yield f"{item} lands", moved(model, model.land(world, item), item, ok=True)
+            yield f"{item} lands", moved(model, land(world, item, model.held(world)), item, ok=True)
         if item.state == "cancelled":
-            yield f"{item} breaks off", moved(model, model.land(world, item), item, ok=False)
+            yield (
+                f"{item} breaks off",
+                moved(model, land(world, item, model.held(world)), item, ok=False),
+            )
         if item.state == "over":
             yield f"{item} has failed", moved(model, world, item, ok=False)
 
 
 def computed(model: Model, world: World, step: Step) -> World:
     """The results of a step: KV in its blocks, and tokens."""
-    blocks = list(world.contents[step.who])
-    tokens: list[tuple[int, int]] = []
-    for row in step.rows:
-        right = chain(row.tokens)
-        for at in range(row.start, row.start + row.n):
-            block = row.blocks[at // BLOCK_SIZE]
-            blocks[block] = put(blocks[block], at % BLOCK_SIZE, right[at])
-        if row.start + row.n == len(row.tokens):
-            tokens.append((row.request_id, 100 + len(row.tokens)))
-    world = world._replace(contents=put(world.contents, step.who, tuple(blocks)))
-    model.verify(world, step)
+    tokens = [
+        (row.request_id, 100 + len(row.tokens))
+        for row in step.rows
+        if row.start + row.n == len(row.tokens)
+    ]
+    world = compute(world, step, step.layers, LAYERS)
+    verify(world, step)
     return model.to_worker(world, step.who, StepDone(0, tuple(tokens)))
 
 
@@ -176,6 +197,10 @@ def moved(model: Model, world: World, item: Moving, *, ok: bool) -> World:
 def _timers(model: Model, world: World) -> Iterator[Next]:
     if model.routers.will_wake(world.router):
         yield "a deadline passes at the router", model.to_router(world, Wake())
+    yield from _worker_timers(model, world)
+
+
+def _worker_timers(model: Model, world: World) -> Iterator[Next]:
     for who in (P, D):
         if world.cores[who] >= 0 and model.workers.will_wake(world.cores[who]):
             yield f"a timer runs out at {NAMES[who]}", model.to_worker(world, who, Wake())
@@ -189,7 +214,7 @@ def _faults(model: Model, world: World) -> Iterator[Next]:
     for who in (P, D):
         if world.inboxes[who] and isinstance(world.inboxes[who][0], Sent):
             sent, *rest = world.inboxes[who]
-            lost = world._replace(inboxes=put(world.inboxes, who, tuple(rest)))
+            lost = replace(world, inboxes=put(world.inboxes, who, tuple(rest)))
             yield f"FAULT: {sent} is lost", lost
             yield f"FAULT: {sent} comes twice", _hear(model, world, who, sent)
     for slot in range(len(world.legs)):
@@ -199,7 +224,7 @@ def _faults(model: Model, world: World) -> Iterator[Next]:
             gone = model.to_router(world, ClientGone(number))
             yield f"FAULT: client {number} leaves", gone
     for item in dict.fromkeys(world.work):
-        yield from _work_faults(model, world._replace(work=without(world.work, item)), item)
+        yield from _work_faults(model, replace(world, work=without(world.work, item)), item)
     for who in (P, D):
         if world.cores[who] >= 0:
             dead = _kill(model, world, who)
@@ -209,9 +234,9 @@ def _faults(model: Model, world: World) -> Iterator[Next]:
             yield f"FAULT: {NAMES[who]} is killed and back at once", again
     if min(world.cores) >= 0 and not _is_severed(world):
         (p, d), inboxes = world.lives, ((Lost(world.lives[D]),), (Lost(world.lives[P]),))
-        yield f"FAULT: P.{p} and D.{d} lose each other", world._replace(inboxes=inboxes)
+        yield f"FAULT: P.{p} and D.{d} lose each other", replace(world, inboxes=inboxes)
     if not is_quiet(world):
-        for what, then in _timers(model, world):
+        for what, then in _worker_timers(model, world):
             yield f"FAULT: early, {what}", then
 
 
@@ -221,16 +246,16 @@ def _is_severed(world: World) -> bool:
 
 def _leg_faults(model: Model, world: World, slot: int) -> Iterator[Next]:
     leg = world.legs[slot]
-    if leg is None or leg.over or world.ended[slot // 2]:
+    if leg is None or leg.over:
         return
     if leg.down[:1] == ("submit",):
-        refused = leg._replace(down=leg.down[1:])
+        refused = replace(leg, down=leg.down[1:])
         kind: Any = "decode" if slot % 2 else "prefill"
         message = LegFailed(slot // 2, 0, kind, 429, "queue_full")
-        after = model.up(world._replace(legs=put(world.legs, slot, refused)), slot, message)
+        after = model.up(replace(world, legs=put(world.legs, slot, refused)), slot, message)
         yield f"FAULT: leg {slot} is refused", after
-    cut = leg._replace(down=(*leg.down, "cancel"))
-    after = model.break_leg(world._replace(legs=put(world.legs, slot, cut)), slot, lost=False)
+    cut = replace(leg, down=(*leg.down, "cancel"))
+    after = model.break_leg(replace(world, legs=put(world.legs, slot, cut)), slot, lost=False)
     yield f"FAULT: leg {slot} is cut", after
 
 
@@ -239,8 +264,11 @@ def _work_faults(model: Model, world: World, item: Any) -> Iterator[Next]:
         then = model.to_worker(world, item.who, StepFailed(0, "device"))
         yield f"FAULT: the step of {NAMES[item.who]} fails", then
     elif isinstance(item, Moving) and not item.state:
-        yield f"FAULT: {item} fails", moved(model, model.land(world, item), item, ok=False)
-        damaged = model.land(world, item, flip=True)
+        yield (
+            f"FAULT: {item} fails",
+            moved(model, land(world, item, model.held(world)), item, ok=False),
+        )
+        damaged = land(world, item, model.held(world), flip=True)
         yield f"FAULT: {item} is damaged", moved(model, damaged, item, ok=True)
 
 
@@ -249,12 +277,14 @@ def _kill(model: Model, world: World, who: int) -> World:
     life = world.lives[who]
     for slot in range(who, len(world.legs), 2):
         leg = world.legs[slot]
-        if leg is not None and leg.life == life and not leg.over:
-            world = world._replace(legs=put(world.legs, slot, leg._replace(down=())))
+        if leg is not None and leg.life == life:
+            world = replace(world, legs=put(world.legs, slot, replace(leg, down=())))
             world = model.break_leg(world, slot, lost=True)
     inboxes: tuple[Any, ...] = put(((), ()), 1 - who, (*world.inboxes[1 - who], Lost(life)))
-    return world._replace(
+    return replace(
+        world,
         cores=put(world.cores, who, -1),
+        contents=put(world.contents, who, model.empty),
         inboxes=inboxes if world.cores[1 - who] >= 0 else ((), ()),
         work=_bereft(world.work, who),
     )
@@ -266,15 +296,15 @@ def _bereft(work: Sequence[Any], who: int) -> tuple[Any, ...]:
     for item in work:
         whose = D if isinstance(item, Fencing) else item.who
         if whose != who:
-            left.append(item._replace(state="over") if isinstance(item, Moving) else item)
+            left.append(replace(item, state="over") if isinstance(item, Moving) else item)
     return tuple(left)
 
 
 def _restart(model: Model, world: World, who: int) -> World:
     life = world.lives[who] + 1
-    return world._replace(
+    return replace(
+        world,
         cores=put(world.cores, who, model.workers.born()),
         lives=put(world.lives, who, life),
         submitted=put(world.submitted, who, 0),
-        contents=put(world.contents, who, model.empty),
     )

@@ -22,7 +22,9 @@ from twofold.core.router import Router
 from twofold.core.timers import Timers
 from twofold.core.worker import WorkerCore
 from twofold.messages import Grant, RunStep, Token, ToPeer, Wake, WakeAt, Written
+from twofold.messages.base import Plain
 from twofold.sim.observer import Core, Message
+from twofold.types import KVHandle, KVLayout
 
 _MEASURED: Final = frozenset(
     {
@@ -35,27 +37,42 @@ _MEASURED: Final = frozenset(
 )  # fmt: skip
 
 
-def canonical(core: Core, now_ns: int) -> Hashable:
-    """Equal for two states of a core that are the same, seen from each one's now."""
-    return _Walk(now_ns).of(core)
+_Names = dict[type, tuple[str, ...]]
+
+
+def canonical(core: Core, now_ns: int, names: _Names | None = None) -> Hashable:
+    """Equal for two states of a core that are the same, seen from each one's now.
+
+    `names` remembers the fields of each class from one call to the next.
+    """
+    return _Walk(now_ns, {} if names is None else names).of(core)
+
+
+_PLAIN: Final = frozenset({int, bool, float, str, bytes, type(None)})
 
 
 class _Walk:
     """One walk through the objects of a core; an object met again is a reference."""
 
-    def __init__(self, now_ns: int) -> None:
+    def __init__(self, now_ns: int, names: _Names) -> None:
         self._now_ns = now_ns
+        self._names = names
         self._met: dict[int, int] = {}
 
     def of(self, value: Any) -> Hashable:
-        if value is None or isinstance(value, int | str | bytes | float):
-            return value
+        kind = value.__class__
+        if kind in _PLAIN:
+            return value  # type: ignore[no-any-return]
+        if kind is dict or kind is OrderedDict:
+            return tuple([(self.of(key), self.of(value[key])) for key in sorted(value)])
+        if kind is list or kind is tuple:
+            return tuple([item if item.__class__ is int else self.of(item) for item in value])
         if isinstance(value, RunStep):
             return value.work
-        if isinstance(value, dict | OrderedDict):
-            return tuple([(self.of(key), self.of(value[key])) for key in sorted(value)])
-        if isinstance(value, list | tuple):
-            return tuple([self.of(item) for item in value])
+        if isinstance(value, dict | list | tuple):
+            raise TypeError(f"states cannot be told apart by a {kind.__name__}")
+        if isinstance(value, int | Plain | KVLayout | KVHandle):
+            return value
         if callable(value):
             return None
         number = self._met.get(id(value))
@@ -66,30 +83,37 @@ class _Walk:
             armed = value._armed_ns
             at = sorted((at - self._now_ns, key) for key, at in value._at.items())
             return (tuple(at), None if armed is None else armed - self._now_ns)
-        return (type(value).__name__, *self._fields(value))
+        return (kind.__name__, *self._fields(value))
 
     def _fields(self, value: object) -> list[Hashable]:
         found: list[Hashable] = []
-        for name in _field_names(value):
+        names = self._names.get(value.__class__)
+        if names is None:
+            names = self._names[value.__class__] = _field_names(value)
+        for name in names:
+            field = getattr(value, name)
             if name == "expiry_ns":
                 # A reader's hold says it for the record only, and may be past.
-                found.append(max(0, getattr(value, name) - self._now_ns))
+                found.append(max(0, field - self._now_ns))
+            elif field.__class__ in _PLAIN:
+                found.append(field)
             elif name == "_free":
-                found.append(tuple(sorted(getattr(value, name))))
+                found.append(tuple(sorted(field)))
             elif name == "_lru":  # in order of use, unlike other mappings
-                found.append(tuple(getattr(value, name)))
-            elif name not in _MEASURED:
-                found.append(self.of(getattr(value, name)))
+                found.append(tuple(field))
+            else:
+                found.append(self.of(field))
         if isinstance(value, Engine):  # whether it will try to place what waits
             found.append(value._tried == value._changes())
         return found
 
 
 def _field_names(value: object) -> tuple[str, ...]:
-    if isinstance(value, msgspec.Struct):
-        return value.__struct_fields__
-    slots = getattr(value, "__slots__", None)
-    return tuple(slots) if slots is not None else tuple(vars(value))
+    """Those that count: not what is measured, nor functions, which stay what they are."""
+    names = getattr(value, "__struct_fields__", None) or getattr(value, "__slots__", None)
+    if names is None:
+        names = vars(value)
+    return tuple([n for n in names if n not in _MEASURED and not callable(getattr(value, n))])
 
 
 class Row(NamedTuple):
@@ -113,42 +137,60 @@ class Taken(NamedTuple):
     rows: tuple[Row, ...]
 
 
+class Facts(NamedTuple):
+    """Of a worker's core. `held`: blocks held for a handoff, `idle`: those whose content is of no
+    use to anybody. `requests` has not ended, of `known` something may still be done. `awaited`:
+    (life of the peer, name) of the KV that is waited for.
+    """
+
+    at_rest: bool
+    held: tuple[int, ...] = ()
+    idle: tuple[int, ...] = ()
+    requests: frozenset[int] = frozenset()
+    known: frozenset[int] = frozenset()
+    awaited: frozenset[tuple[int, int]] = frozenset()
+
+
 class _Known(NamedTuple):
     pickled: bytes
     now_ns: int
     wake_ns: int | None
 
 
-class _Copies:
-    """Cores as bytes. Functions stay what they are: some have no name to be found by."""
+class _Shared:
+    """Objects that cannot change, by number: copies of a core have them in common."""
 
     def __init__(self) -> None:
-        self._functions: list[Any] = []
+        self._number_of: dict[Any, int] = {}
+        self.by_number: list[Any] = []
 
-    def dumps(self, core: Core) -> bytes:
-        functions = self._functions
+    def number(self, obj: Any) -> int:
+        number = self._number_of.setdefault(obj, len(self.by_number))
+        if number == len(self.by_number):
+            self.by_number.append(obj)
+        return number
 
-        class Pickler(pickle.Pickler):
-            def persistent_id(self, obj: Any) -> int | None:
-                if not isinstance(obj, FunctionType):
-                    return None
-                if obj not in functions:
-                    functions.append(obj)
-                return functions.index(obj)
 
-        file = io.BytesIO()
-        Pickler(file, 5).dump(core)
-        return file.getvalue()
+class _Pickler(pickle.Pickler):
+    """Functions are shared since some have no name to be found by."""
 
-    def loads(self, data: bytes) -> Core:
-        functions = self._functions
+    def __init__(self, file: io.BytesIO, shared: _Shared) -> None:
+        super().__init__(file, 5)
+        self._shared = shared
 
-        class Unpickler(pickle.Unpickler):
-            def persistent_load(self, pid: int) -> Any:
-                return functions[pid]
+    def persistent_id(self, obj: Any) -> int | None:
+        if isinstance(obj, FunctionType | Plain | KVLayout | KVHandle):
+            return self._shared.number(obj)
+        return None
 
-        core: Core = Unpickler(io.BytesIO(data)).load()
-        return core
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, shared: _Shared) -> None:
+        super().__init__(io.BytesIO(data))
+        self._shared = shared
+
+    def persistent_load(self, pid: int) -> Any:
+        return self._shared.by_number[pid]
 
 
 class Cores:
@@ -159,11 +201,12 @@ class Cores:
 
     def __init__(self, make: Callable[[], Core], check: Callable[[Core], None]) -> None:
         self._make = make
-        self._copies = _Copies()
+        self._shared = _Shared()
+        self._names: _Names = {}
         self._check = check
         self._number_of: dict[Hashable, int] = {}
         self._known: list[_Known] = []
-        self._facts: list[_Facts] = []
+        self._facts: list[Facts] = []
         self._taken: dict[tuple[int, Hashable], Taken] = {}
 
     def __len__(self) -> int:
@@ -181,13 +224,9 @@ class Cores:
         """Whether nothing is known of any request and no block is used."""
         return self._facts[state].at_rest
 
-    def held(self, state: int) -> tuple[int, ...]:
-        """Blocks that are held for a handoff."""
-        return self._facts[state].held
-
-    def idle(self, state: int) -> tuple[int, ...]:
-        """Blocks whose content is of no use to anybody."""
-        return self._facts[state].idle
+    def facts(self, state: int) -> Facts:
+        """What else a driver has to know of it."""
+        return self._facts[state]
 
     def take(self, state: int, message: Message) -> Taken:
         """Handle `message`; the number of a step in it is put right. Time stands still but for
@@ -199,7 +238,7 @@ class Cores:
         return taken
 
     def _take(self, known: _Known, message: Message) -> Taken:
-        core = self._copies.loads(known.pickled)
+        core: Core = _Unpickler(known.pickled, self._shared).load()
         now_ns, wake_ns = known.now_ns, known.wake_ns
         if isinstance(message, Wake):
             assert wake_ns is not None
@@ -221,11 +260,13 @@ class Cores:
 
     def _number(self, core: Core, now_ns: int, wake_ns: int | None) -> int:
         left = None if wake_ns is None else wake_ns - now_ns
-        key = (canonical(core, now_ns), left)
+        key = (canonical(core, now_ns, self._names), left)
         number = self._number_of.get(key)
         if number is None:
             number = self._number_of[key] = len(self._known)
-            self._known.append(_Known(self._copies.dumps(core), now_ns, wake_ns))
+            file = io.BytesIO()
+            _Pickler(file, self._shared).dump(core)
+            self._known.append(_Known(file.getvalue(), now_ns, wake_ns))
             self._facts.append(_facts(core))
         return number
 
@@ -235,20 +276,23 @@ def _row(core: WorkerCore, request_id: int, start: int, n: int) -> Row:
     return Row(request_id, start, n, tuple(request.blocks), tuple(request.ids()))
 
 
-class _Facts(NamedTuple):
-    at_rest: bool
-    held: tuple[int, ...] = ()
-    idle: tuple[int, ...] = ()
-
-
-def _facts(core: Core) -> _Facts:
+def _facts(core: Core) -> Facts:
     if isinstance(core, Router):
-        return _Facts(not core.requests)
+        return Facts(not core.requests)
+    engine, source, reader = core.engine, core.source, core.reader
     counts = core.pool.counts()
-    rest = not core.engine.requests and counts.active == counts.held == core.engine.n_placed == 0
+    rest = not engine.requests and counts.active == counts.held == engine.n_placed == 0
     held = [block for hold in core.pool.holds.values() for block in hold.blocks]
-    idle = tuple(sorted(core.pool._free))
-    return _Facts(rest and core.source.counts.in_hand == 0, tuple(held), idle)
+    ours = getattr(source, "_transfer_of", None) or getattr(source, "_held", {})
+    theirs = [*reader._of, *getattr(reader, "_draining", {})]
+    return Facts(
+        at_rest=rest and source.counts.in_hand == 0,
+        held=tuple(held),
+        idle=tuple(sorted(core.pool._free)),
+        requests=frozenset(engine.requests),
+        known=frozenset([*engine.requests, *ours]),
+        awaited=frozenset([(int(peer.partition(".")[2]), name) for peer, name, _ in theirs]),
+    )
 
 
 def _timeless(effect: Any) -> Any:

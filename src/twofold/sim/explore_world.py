@@ -4,29 +4,35 @@
     peers    the connection between the workers, in order in each direction
     moving   blocks on their way, checksums and steps being computed, fences being set
 
-Everything is plain tuples, so that states can be compared.
+Everything is frozen, so that states can be compared and share what is alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
+
+import msgspec
 
 from twofold.messages import PeerMessage
 from twofold.sim.explore_state import Row
 
 P: Final = 0  # the prefill worker's place in pairs
 D: Final = 1
+NAMES: Final = ("P", "D")
 
-Block = tuple[int, ...]
-"""What is in the slots of one KV block."""
+LAYERS: Final = 2
+
+Block = tuple[Any, ...]
+"""What is in the slots of one KV block; where its layers differ, a tuple of that of each."""
 
 
-class Leg(NamedTuple):
+class Leg(msgspec.Struct, frozen=True):
     """One leg: the life of the worker that it goes to, and what is on its way.
 
     `down` holds "submit" and "cancel", `up` messages to the router. `worker_id` is -1 until the
-    worker has it. `source` is the prefill worker's life and its name of the KV.
+    worker has it. `source` is the prefill worker's life and its name of the KV. `over`: nothing
+    more will come up it, and it cannot break any more.
     """
 
     life: int
@@ -37,7 +43,7 @@ class Leg(NamedTuple):
     source: tuple[int, int] = (-1, -1)
 
 
-class Step(NamedTuple):
+class Step(msgspec.Struct, frozen=True, order=True):
     """A step that worker `who` computes; `layers` is how many are said to be done."""
 
     who: int
@@ -45,7 +51,7 @@ class Step(NamedTuple):
     layers: int = 0
 
 
-class Digesting(NamedTuple):
+class Digesting(msgspec.Struct, frozen=True, order=True):
     """Checksums that worker `who` computes."""
 
     who: int
@@ -53,9 +59,10 @@ class Digesting(NamedTuple):
     blocks: tuple[int, ...]
 
 
-class Moving(NamedTuple):
+class Moving(msgspec.Struct, frozen=True, order=True):
     """Blocks that `who` reads (D) or writes (P), as (prefill's, decode's). `life` is the peer's.
 
+    Of these only layers `layers[0]` to `layers[1]`.
     `state`: "" on its way, "cancelled" so, or "over": only the answer is to come, a failure.
     """
 
@@ -64,22 +71,23 @@ class Moving(NamedTuple):
     number: int
     pairs: tuple[tuple[int, int], ...]
     life: int
+    layers: tuple[int, int] = (0, LAYERS)
     state: Literal["", "cancelled", "over"] = ""
 
 
-class Fencing(NamedTuple):
+class Fencing(msgspec.Struct, frozen=True, order=True):
     """A fence that the decode worker sets."""
 
     request_id: int
 
 
-class Lost(NamedTuple):
+class Lost(msgspec.Struct, frozen=True):
     """In place of a peer's message: the connection to that life of the peer is lost."""
 
     life: int
 
 
-class Sent(NamedTuple):
+class Sent(msgspec.Struct, frozen=True):
     """A peer's message, from its life `life`."""
 
     life: int
@@ -89,7 +97,7 @@ class Sent(NamedTuple):
 Work = Step | Digesting | Moving | Fencing
 
 
-class World(NamedTuple):
+class World(msgspec.Struct, frozen=True):
     """A global state. Pairs are (prefill, decode). A dead worker's core is -1."""
 
     router: int
@@ -104,6 +112,23 @@ class World(NamedTuple):
     ended: tuple[bool, ...]
     faults: int  # that may still happen
 
+    def key(self) -> int:
+        """Of 64 bits, alike for states that differ at most in the faults that may still happen."""
+        return hash(
+            (
+                self.router,
+                self.cores,
+                self.lives,
+                self.submitted,
+                self.contents,
+                self.legs,
+                self.inboxes,
+                self.work,
+                self.arrived,
+                self.ended,
+            )
+        )
+
 
 def put(pair: Sequence[Any], at: int, value: Any) -> tuple[Any, ...]:
     """`pair` with another value at one place."""
@@ -114,6 +139,18 @@ def without(items: Sequence[Any], item: Any) -> tuple[Any, ...]:
     """`items` without the first that equals `item`."""
     at = items.index(item)
     return (*items[:at], *items[at + 1 :])
+
+
+_ORDER: Final = {Step: 0, Digesting: 1, Moving: 2, Fencing: 3}
+
+
+def _order(item: Work) -> tuple[int, Work]:
+    return _ORDER[type(item)], item
+
+
+def with_work(work: tuple[Work, ...], item: Work) -> tuple[Work, ...]:
+    """`work` and `item`; in one order whatever came first, since nobody can tell."""
+    return tuple(sorted((*work, item), key=_order)) if work else (item,)
 
 
 def is_quiet(world: World) -> bool:

@@ -34,6 +34,7 @@ from twofold.types import BlockId, RequestId
 class _Moving:
     """Blocks on their way, by a read or a write; on a lane as transfer `number` once set up.
 
+    All `layers` of them where that is None, else from the first to the second.
     `answer(ok, reason, checksums)` is what the asking worker is told at the end.
     """
 
@@ -42,6 +43,7 @@ class _Moving:
         "asker",
         "key",
         "lane",
+        "layers",
         "n_bytes",
         "number",
         "ours",
@@ -62,7 +64,9 @@ class _Moving:
         pairs: Sequence[tuple[BlockId, BlockId]],
         n_bytes: int,
         answer: Callable[[bool, str, tuple[int, ...]], WorkerMessage],
+        layers: tuple[int, int] | None = None,
     ) -> None:
+        self.layers = layers
         self.key = key
         self.asker = asker
         self.source = source
@@ -82,10 +86,11 @@ class _Moving:
         """Write the blocks as they are at the source now; returns their checksums."""
         if self.ours is None or self.theirs is None:
             return (0,) * len(self.pairs)
-        checksums = list(self.ours.copy(self.theirs, self.pairs))
+        checksums = list(self.ours.copy(self.theirs, self.pairs, self.layers))
+        first, end = self.layers or (0, 1)
         for index in self.ruined:
-            at = index % len(self.pairs)
-            checksums[at] = self.ours.flip(self.pairs[at][1])
+            at, layer = index % len(self.pairs), first + index // len(self.pairs) % (end - first)
+            checksums[at] = self.ours.flip(self.pairs[at][1], layer)
         return tuple(checksums)
 
 
@@ -284,7 +289,7 @@ class Network:
             self._nobody(writer, answer(False, "connection refused", ()))
             return
         key = (writer.engine_id, effect.request_id, effect.number)
-        moving = _Moving(key, writer, writer, target, effect.pairs, n_bytes, answer)
+        moving = _Moving(key, writer, writer, target, effect.pairs, n_bytes, answer, effect.layers)
         self._move(moving, effect, in_ns)
 
     def _nobody(self, asker: Node, answer: WorkerMessage) -> None:

@@ -124,7 +124,7 @@ class SimWorker:
         self._lives += 1
         self._next_id = 0
         if self._track_contents:
-            self.contents = Contents(self.core.pool)
+            self.contents = Contents(self.core.pool, self.layout.layers)
         self._network.join(self)
         for observer in self._observers:
             observer.born(self.engine_id, self.core, self._settings)
@@ -141,8 +141,7 @@ class SimWorker:
         self.core = None
         self.engine_id = ""
         self.peers, self._legs, self._kept = {}, {}, []
-        self._run = None
-        self._paused = False
+        self._run, self._paused = None, False
 
     def pause(self) -> None:
         """Keep what comes from now on, unhandled, as a stopped process does."""
@@ -201,10 +200,8 @@ class SimWorker:
         """The gateway closed `leg`, or what it led to is not wanted any more."""
         if engine_id != self.engine_id or not engine_id or leg.worker_id < 0:
             return
-        if leg.kind == "prefill":
-            self.feed(engine_id, Release(leg.worker_id, leg.generation))
-        else:
-            self.feed(engine_id, Abort(leg.worker_id))
+        release, abort = Release(leg.worker_id, leg.generation), Abort(leg.worker_id)
+        self.feed(engine_id, release if leg.kind == "prefill" else abort)
 
     def cancel(self, leg: Leg) -> None:
         """The gateway's wish to end `leg` has arrived."""
@@ -277,16 +274,20 @@ class SimWorker:
         took_ns = start_ns - now_ns + self._step.step_ns(prefill, batch, context)
         self._prepare.step_end_ns = now_ns + took_ns
         if self._mode.by_layer and prefill:
-            self._layers(step, took_ns)
+            self._layers(core, step, took_ns)
         done = self._step_done
         self._events.after(took_ns, Kind.STEP, self.number, done, self.engine_id, step, ok)
 
-    def _layers(self, step: RunStep, took_ns: int) -> None:
+    def _layers(self, core: WorkerCore, step: RunStep, took_ns: int) -> None:
         """Say when each of some groups of layers has been computed, the last one excepted."""
         layers, groups = self.layout.layers, self._layer_groups
         for i in range(1, groups):
-            done = (self.engine_id, LayersDone(step.step, layers * i // groups))
-            self._events.after(took_ns * i // groups, Kind.RESULT, self.number, self.feed, *done)
+            n, after_ns = layers * i // groups, took_ns * i // groups
+            if self.contents is not None:
+                write = self.contents.write_layers
+                self._events.after(after_ns, Kind.RESULT, self.number, write, core.engine, step, n)
+            done = LayersDone(step.step, n)
+            self._events.after(after_ns, Kind.RESULT, self.number, self.feed, self.engine_id, done)
 
     def _step_done(self, engine_id: str, step: RunStep, ok: bool) -> None:
         if self.core is None or engine_id != self.engine_id:

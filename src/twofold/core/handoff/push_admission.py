@@ -4,6 +4,11 @@ KV of a prompt that was read before decode offered blocks for it stands here unt
 Decode may be waiting for other prompts meanwhile, for which it has set its blocks aside and which
 wait here for room: each side would hold what the other waits for. So a prompt without an offer
 is read only while enough is left for the longest one that has an offer.
+
+A pool that has no room for two of the longest would never read one without an offer. But some
+never get one: decode may have ended with a prompt, and word of it been lost. So where nothing is in
+use and no offer is known, one is read all the same; and should it stand in the way of one that has
+an offer after all, its KV is given up: decode's blocks for the other are what it waits for itself.
 """
 
 from __future__ import annotations
@@ -43,7 +48,26 @@ class PushAdmission(Source):
         unnamed = request.transfer == request.id
         if sending is None or sending.claim is not None or sending.unwanted or unnamed:
             return True
-        if sending.ending or self._pool.available == self._pool.n_blocks:
-            return True  # it is over, or stands in nobody's way: nothing is in use
+        if sending.ending:
+            return True
+        if self._pool.available == self._pool.n_blocks and not self._is_awaited():
+            return True  # it stands in nobody's way: nothing is in use
         left = self._pool.available - ceil_div(request.n_prompt, self._pool.block_size)
         return left >= self._reserve_blocks
+
+    def _is_awaited(self) -> bool:
+        """Whether decode has blocks set aside for a prompt that has not been read."""
+        return any(s.claim is not None and s.hold is None for s in self._sending.values())
+
+    def in_the_way(self) -> list[Transfer]:
+        """Whose KV nobody has offered blocks for, if one with an offer can never start for it."""
+        idle = [s for s in self._sending.values() if s.hold and s.claim is None and not s.ending]
+        if not idle:
+            return []
+        left = self._pool.n_blocks - sum([len(s.hold.blocks) for s in idle if s.hold is not None])
+        waiting = [
+            ceil_div(s.request.n_prompt, self._pool.block_size)
+            for s in self._sending.values()
+            if s.claim is not None and s.request is not None and not s.request.blocks
+        ]
+        return idle if any(need > left for need in waiting) else []

@@ -94,6 +94,10 @@ class PushSource(PushAdmission):
         self._timers.cancel(("lease", request.transfer))
         sending.request, sending.request_id = request, request.id
         self._transfer_of[request.id] = request.transfer
+        # A transfer that is over before its prompt comes will not be asked for any more.
+        if (sending.transfer, sending.generation) in self._closed:
+            sending.unwanted = True
+        self._make_room(out)
 
     def progress(self, request: Request, now_ns: int, out: Effects) -> None:
         """Layer-wise: the blocks that are full now can go."""
@@ -154,6 +158,12 @@ class PushSource(PushAdmission):
         else:
             out.append(Digest(request.id, sending.hold.blocks))
             self._send(sending, n_blocks, out)
+            self._make_room(out)
+
+    def _make_room(self, out: Effects) -> None:
+        """Give up KV that nobody has offered blocks for, if a prompt that has them waits for it."""
+        for sending in self.in_the_way():
+            self._end(sending, "a prompt that decode waits for needs its room", "released", out)
 
     def gave_up(self, request: Request, reason: str, out: Effects) -> None:
         """The prompt will never be finished: whoever waits for it is told."""
@@ -179,21 +189,12 @@ class PushSource(PushAdmission):
         layers: tuple[int, int],
         out: Effects,
     ) -> None:
-        claim = sending.claim
+        claim, name = sending.claim, sending.request_id
         assert claim is not None
         if pairs:
             sending.n_writes += 1
             sending.in_flight += 1
-            out.append(
-                Write(
-                    sending.request_id,
-                    sending.n_writes,
-                    sending.peer,
-                    claim.segment,
-                    pairs,
-                    layers,
-                )
-            )
+            out.append(Write(name, sending.n_writes, sending.peer, claim.segment, pairs, layers))
 
     def write_done(self, message: WriteDone, now_ns: int, out: Effects) -> None:
         """A write has ended; after the last one there may be something to say."""
@@ -292,6 +293,7 @@ class PushSource(PushAdmission):
             self._tell(sending, now_ns, out)
         elif sending.request is not None:
             self.progress(sending.request, now_ns, out)
+            self._make_room(out)
 
     def _renew(self, sending: Transfer, now_ns: int) -> None:
         assert sending.hold is not None
