@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.arch.source import modules
 from tools import compiled
+
+from tests.arch.source import modules
 
 
 def test_each_module_to_compile_is_there_and_named_once() -> None:
