@@ -51,6 +51,7 @@ MODULES: Final = (
     "cost/step.py",
     "cost/step_formula.py",
     "cost/step_profile.py",
+    "cost/step_roofline.py",
     "cost/step_table.py",
     "metrics/ledger.py",
     "policy/admit.py",

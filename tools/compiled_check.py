@@ -67,7 +67,7 @@ CASES: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
     "pull, faults": ("2P2D", "pull", {"faults": FAULTS, "crashes": CRASHES}),
     "push, crashes": ("2P2D", "push", {"crashes": CRASHES}),
     "layerwise": ("2P2D", "layerwise", {}),
-    "layerwise, deadlines": ("2P2D", "layerwise", {"time_left_ns": 3 * NS_PER_S}),
+    "layerwise, deadlines": ("2P2D", "layerwise", {"time_left_ns": NS_PER_S // 2}),
     "unsplit": ("3M", "pull", {}),
 }
 

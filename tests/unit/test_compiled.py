@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from tools import compiled
+
+from tests.arch.source import modules
 
 
 def test_each_module_to_compile_is_there_and_named_once() -> None:
@@ -30,6 +33,25 @@ def test_what_a_simulated_request_passes_through_is_compiled() -> None:
             "core/journal.py",
             "policy/__init__.py",
         }
+
+
+def test_no_class_left_as_it_is_derives_from_a_compiled_one() -> None:
+    classes = {
+        node.name
+        for module in modules()
+        if module.path.as_posix() in compiled.MODULES
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    found = [
+        (module.path.as_posix(), node.name)
+        for module in modules()
+        if module.path.as_posix() not in compiled.MODULES
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef)
+        and {base.id for base in node.bases if isinstance(base, ast.Name)} & classes
+    ]
+    assert found == []
 
 
 def test_without_a_c_compiler_it_says_so_in_one_line(tmp_path: Path) -> None:

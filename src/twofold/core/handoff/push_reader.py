@@ -17,8 +17,7 @@ it off. So no late write can land in another request's KV.
 
 from __future__ import annotations
 
-from typing import Any
-
+from twofold.core.engine import Engine
 from twofold.core.handoff.reader import Effects, Reader, RemoteKey, remote_key
 from twofold.core.request import Request, State
 from twofold.messages import (
@@ -33,14 +32,32 @@ from twofold.messages import (
     ToPeer,
     Written,
 )
-from twofold.types import ceil_div
+from twofold.types import KVLayout, ceil_div
 
 
 class PushReader(Reader):
     """Reserves blocks on arrival and has a peer write them. See `Reader`."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        layout: KVLayout,
+        segment: str,
+        heartbeat_ns: int,
+        claim_timeout_ns: int,
+        verify_timeout_ns: int,
+        repeat_ns: int,
+    ) -> None:
+        super().__init__(
+            engine=engine,
+            layout=layout,
+            segment=segment,
+            heartbeat_ns=heartbeat_ns,
+            claim_timeout_ns=claim_timeout_ns,
+            verify_timeout_ns=verify_timeout_ns,
+            repeat_ns=repeat_ns,
+        )
         self._draining: dict[RemoteKey, Request] = {}
 
     def claim(self, request: Request, now_ns: int, out: Effects) -> None:
