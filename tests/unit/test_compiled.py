@@ -31,6 +31,7 @@ def test_what_a_simulated_request_passes_through_is_compiled() -> None:
             "core/handoff/__init__.py",
             "core/handoff/transfer.py",
             "core/journal.py",
+            "core/routed.py",
             "policy/__init__.py",
         }
 
