@@ -33,7 +33,7 @@ from twofold.messages import (
     Refusal,
     ToPeer,
 )
-from twofold.transport.checksum import block_checksum
+from twofold.transport.checksum import message_checksum
 from twofold.types import PROTOCOL_VERSION, KVLayout
 
 HOST = "127.0.0.1"
@@ -245,7 +245,7 @@ def test_a_port_that_never_says_hello_is_given_up(run: Any) -> None:
 
 
 def frame(data: bytes) -> bytes:
-    return len(data).to_bytes(4, "big") + block_checksum(data).to_bytes(8, "big") + data
+    return len(data).to_bytes(4, "big") + message_checksum(data).to_bytes(8, "big") + data
 
 
 def hello(**other: Any) -> bytes:

@@ -137,6 +137,7 @@ def test_the_digest_depends_on_every_field_and_on_order() -> None:
         {"n_cached": 1},
         {"n_preempted": 1},
         {"n_bytes": 1},
+        {"recoveries": ("retried",)},
     ]
     assert {key for change in changes for key in change} == set(RequestRecord.__struct_fields__)
     digests = [digest([record(**change)]) for change in ({}, *changes)]

@@ -37,7 +37,7 @@ from twofold.messages import (
     ToPeer,
     Written,
 )
-from twofold.transport.checksum import block_checksum
+from twofold.transport.checksum import message_checksum
 
 _log = logging.getLogger("twofold.peer")
 
@@ -312,7 +312,7 @@ class _Link(asyncio.Protocol):
                 return
             frame = bytes(memoryview(self._buffer)[_HEAD.size : _HEAD.size + size])
             del self._buffer[: _HEAD.size + size]
-            if block_checksum(frame) != checksum:
+            if message_checksum(frame) != checksum:
                 self._refuse("checksum differs: a message changed on the way")
                 return
             self._take(frame)
@@ -371,7 +371,7 @@ class _Link(asyncio.Protocol):
 
     def _write_frame(self, message: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(_HEAD.pack(len(message), block_checksum(message)) + message)
+            self._transport.write(_HEAD.pack(len(message), message_checksum(message)) + message)
 
     def _watch_over(self, sock: socket.socket) -> None:
         """Let the kernel find peers whose host went silent, sending or not."""

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import xxhash
 
+_of_message: Final = xxhash.xxh3_64_intdigest
 
-def block_checksum(block: memoryview | bytes) -> int:
-    """xxh3_64 of a block's bytes, or of a message."""
+
+def message_checksum(message: bytes) -> int:
+    """xxh3_64 of a message between workers, whether or not blocks have checksums."""
+    digest: int = _of_message(message)
+    return digest
+
+
+def block_checksum(block: memoryview) -> int:
+    """xxh3_64 of a block's bytes."""
     digest: int = xxhash.xxh3_64_intdigest(block)
     return digest
 
