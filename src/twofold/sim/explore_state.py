@@ -72,7 +72,7 @@ class _Walk:
         if isinstance(value, dict | list | tuple):
             raise TypeError(f"states cannot be told apart by a {kind.__name__}")
         if isinstance(value, int | Plain | KVLayout | KVHandle):
-            return value  # type: ignore[return-value]
+            return value
         if callable(value):
             return None
         number = self._met.get(id(value))
