@@ -5,17 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.sim.support import SETTINGS
 from twofold.core.engine import Engine
 from twofold.core.router import Router
 from twofold.core.worker import WorkerCore
-from twofold.messages import RunStep, StepDone, Submit, Wake, WakeAt
+from twofold.messages import Closed, DecodeStarted, RunStep, StepDone, Submit, Wake, WakeAt
 from twofold.sim import explore as command
 from twofold.sim.explore import PROMPTS, explore
 from twofold.sim.explore_model import Model
 from twofold.sim.explore_moves import at_end, moves
+from twofold.sim.explore_reduce import Reduction
 from twofold.sim.explore_state import Cores, canonical
+from twofold.sim.explore_world import Leg, Sent, put
 from twofold.sim.swarm_schedule import ALL_MODES
 
 
@@ -87,6 +90,39 @@ def test_a_planted_wedge_is_found(
     assert found.ends
     assert found.path
     assert not found.is_clean
+
+
+def test_an_answer_that_may_still_be_waited_for_is_not_passed_over() -> None:
+    model = Model("push", PROMPTS[:1])
+    world = model.arrive(model.start(1))
+    name = world.legs[1].source[1] if world.legs[1] else -1
+    early = replace(world, inboxes=((), (Sent(0, Closed(name, 0, valid=False)),)))
+    assert Reduction(model).of(early) is None, "its request is still on the way"
+    there = model.submit(replace(early, legs=put(early.legs, 1, Leg(0, source=(0, name)))), 1)
+    assert Reduction(model).of(there) is None, "it is waited for"
+    over = replace(early, legs=(early.legs[0], None), ended=(True,))
+    chosen = Reduction(model).of(over)
+    assert chosen is not None
+    assert [(what, then.inboxes) for what, then in chosen] == [
+        (f"D does not wait for {early.inboxes[1][0]}", ((), ()))
+    ]
+
+
+def test_what_the_router_hears_goes_first_only_if_that_makes_no_difference() -> None:
+    model = Model("push", PROMPTS[:1])
+    world = model.arrive(model.start(0))
+    pending = Leg(0, 0, up=(DecodeStarted(0, 0),))
+    started = replace(world, legs=(Leg(0, 0), pending))
+    assert Reduction(model).of(started) is None, "the other leg may fail before"
+    over = replace(world, legs=(Leg(0, 0, over=True), pending))
+    chosen = Reduction(model).of(over)
+    assert chosen is not None
+    assert len(chosen) == 1
+    assert Reduction(model).of(replace(over, faults=1)) is None, "the leg may be cut"
+    both = replace(over, faults=1, legs=(over.legs[0], replace(pending, over=True)))
+    chosen = Reduction(model).of(both)
+    assert chosen is not None
+    assert [then.faults for _, then in chosen] == [1, 0], "or the client may leave first"
 
 
 def test_longer_answers_and_a_full_pool() -> None:

@@ -109,6 +109,20 @@ def test_a_severed_connection_fails_what_was_on_it_and_is_made_anew(mode: Mode) 
     assert verdict.outcomes["finished"] > 4
 
 
+@pytest.mark.parametrize("mode", ["push", "layerwise"])
+def test_two_that_reach_the_workers_in_opposite_order_do_not_wait_for_each_other(
+    mode: Mode,
+) -> None:
+    """Pools have room for one: prefill has read the second, decode has blocks for the first."""
+    asked = tuple(Asked(NS_PER_MS + 1000 * i, 18, 3) for i in range(2))
+    tight = {"n_blocks": 6, "max_model_len": 24, "max_num_seqs": 8, "max_num_batched_tokens": 64}
+    late = {"SendPrefill:0:0:1": (2 * NS_PER_MS,)}
+    schedule = plain(mode, requests=asked, fates=late)
+    schedule = msgspec.structs.replace(schedule, settings={**schedule.settings, **tight})
+    verdict = run(schedule, full_every=1)
+    assert (verdict.violation, verdict.outcomes) == ("", {"finished": 2, "failed": 1})
+
+
 def test_listed_fates_repeat_a_seeded_run_to_the_letter() -> None:
     for seed in range(6):
         seeded = draw(seed, "push", 20)

@@ -106,8 +106,8 @@ def _check(core: Core) -> None:
 class Model:
     """The deployment: its cores, its clients' `prompts`, and what messages do to a world.
 
-    Every answer has `max_tokens` tokens. Without `deadlines` nothing but the handoff's own timers
-    ends what waits. Handling a message raises AssertionError when an invariant breaks.
+    Every answer has `max_tokens` tokens. Without `deadlines` only the handoff's timers end waits.
+    Handling a message raises AssertionError when an invariant breaks.
     """
 
     def __init__(
