@@ -72,8 +72,13 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     phases_ms: dict[str, Percentiles]
 
 
-def percentiles(values_ns: Sequence[int] | Ns, n_never: int = 0) -> Percentiles:
-    """Nearest-rank percentiles of `values_ns` and of `n_never` values that are infinite."""
+def percentiles(
+    values_ns: Sequence[int] | Ns, n_never: int = 0, *, reorder: bool = False
+) -> Percentiles:
+    """Nearest-rank percentiles of `values_ns` and of `n_never` values that are infinite.
+
+    With `reorder` an array is put into another order rather than copied.
+    """
     values = np.asarray(values_ns, dtype=np.int64)
     n_finite = len(values)
     n = n_finite + n_never
@@ -85,7 +90,9 @@ def percentiles(values_ns: Sequence[int] | Ns, n_never: int = 0) -> Percentiles:
     ranks = [*(ceil_div(percent * n, 100) for percent in _PERCENTS), n]
     # Millions of gaps between tokens are not sorted for the five of them that are wanted.
     wanted = sorted({rank - 1 for rank in ranks if rank <= n_finite})
-    sorted_there = np.partition(values, wanted) if wanted else values
+    sorted_there = values if reorder else values.copy()
+    if wanted:
+        sorted_there.partition(wanted)
 
     def at_rank(rank: int) -> float:
         return int(sorted_there[rank - 1]) / NS_PER_MS if rank <= n_finite else math.inf
@@ -161,13 +168,15 @@ def _tpot(records: Sequence[RequestRecord]) -> Percentiles:
 
 
 def _itl(records: Sequence[RequestRecord]) -> Percentiles:
-    times = [np.asarray(r.token_times_ns, dtype=np.int64) for r in records if r.token_times_ns]
-    gaps = np.empty(0, dtype=np.int64)
-    if times:
-        firsts = np.cumsum([len(some) for some in times])[:-1]
-        # All at once, less the gaps between one answer's last token and the next one's first.
-        gaps = np.delete(np.diff(np.concatenate(times)), firsts - 1)
-    return percentiles(gaps, sum(map(_cut, records)))
+    answers = [r.token_times_ns for r in records if r.token_times_ns]
+    # One array for all: of a long run these are most of the memory.
+    gaps = np.empty(sum(map(len, answers)) - len(answers), dtype=np.int64)
+    end = 0
+    for answer in answers:
+        times = np.asarray(answer, dtype=np.int64)
+        start, end = end, end + len(times) - 1
+        np.subtract(times[1:], times[:-1], out=gaps[start:end])
+    return percentiles(gaps, sum(map(_cut, records)), reorder=True)
 
 
 def _e2e(records: Sequence[RequestRecord]) -> Percentiles:
