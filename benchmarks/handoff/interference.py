@@ -14,6 +14,7 @@ row to one step.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Coroutine
@@ -62,6 +63,8 @@ QUICK = msgspec.structs.replace(
     FULL, loop_tokens=(257, 1025), loop_handoffs=4, loop_rounds=1, rounds=1
 )
 _PROBE_OUTPUT: Final = 6000
+_PROMPTS: Final = 6
+"""As many as run at once, or more, and few enough to stay in decode's prefix cache."""
 
 
 def measure(model: Path, sizes: Sizes, parts: list[str]) -> dict[str, Any]:
@@ -82,8 +85,10 @@ async def _measure(pairs: Pairs, sizes: Sizes, parts: list[str]) -> dict[str, An
     return results
 
 
-def _local(pairs: Pairs, config: Config, prompt: list[int]) -> Ask:
-    return lambda: pairs.local(config, prompt)
+def _local(pairs: Pairs, config: Config, *prompts: list[int]) -> Ask:
+    """Each of `prompts` in turn: KV that was handed over is not shared by requests either."""
+    turns = itertools.cycle(prompts)
+    return lambda: pairs.local(config, next(turns))
 
 
 def _handoff(pairs: Pairs, config: Config, n_tokens: int) -> Ask:
@@ -161,11 +166,13 @@ async def _window(probe: Probe, ask: Ask | None, sizes: Sizes) -> float:
     return probe.step_ms(begin_ns, end_ns)
 
 
-async def _round(pairs: Pairs, config: Config, sizes: Sizes, prompt: list[int]) -> dict[str, float]:
+async def _round(
+    pairs: Pairs, config: Config, sizes: Sizes, prompts: list[list[int]]
+) -> dict[str, float]:
     """Mean step time of each kind of window, over a fresh batch of probes."""
     asks: dict[str, Ask | None] = {
         "idle": None,
-        "local": _local(pairs, config, prompt),
+        "local": _local(pairs, config, *prompts),
         "handoff": _handoff(pairs, config, sizes.handoff_tokens),
     }
     probe = Probe(pairs, config, sizes.probe_streams, sizes.probe_prompt, _PROBE_OUTPUT)
@@ -182,9 +189,10 @@ async def _interference(pairs: Pairs, sizes: Sizes) -> dict[str, Any]:
     found: dict[Config, list[dict[str, float]]] = {config: [] for config in pairs.configs}
     for _ in range(sizes.rounds):
         for config in pairs.configs:
-            prompt = random_ids(pairs.rng, sizes.handoff_tokens)
-            await pairs.local(config, prompt)
-            found[config].append(await _round(pairs, config, sizes, prompt))
+            prompts = [random_ids(pairs.rng, sizes.handoff_tokens) for _ in range(_PROMPTS)]
+            for prompt in prompts:
+                await pairs.local(config, prompt)
+            found[config].append(await _round(pairs, config, sizes, prompts))
             progress.step()
     progress.end()
     return {
