@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import select
 import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -41,84 +43,69 @@ def _take(sock: socket.socket, n: int) -> bytes:
     return data
 
 
+class Writing:
+    """One write under way from a sender to a peer that this test plays."""
+
+    def __init__(self, sender: tcp_writer.Sender, peer: socket.socket, task: Any) -> None:
+        self.sender = sender
+        self.peer = peer
+        self.task = task
+        self.ends: list[str] = []
+
+    def answer(self) -> None:
+        """The peer says that all has landed, and the sender hears it."""
+        nothing = wire.Range(0, 0)
+        self.peer.sendall(wire.pack_answer(wire.OK, self.task.epoch, WINDOW, nothing, SIZE, 0))
+        assert select.select([self.sender.sock], [], [], 5)[0], "the answer has not come"
+        self.sender.ready(READ | WRITE)
+
+
+@contextmanager
+def writing(reactor: StillReactor, piece: Piece, block_bytes: int = SIZE) -> Iterator[Writing]:
+    ends: list[str] = []
+    still: Any = reactor
+    task = tcp_writer.Outflow(WINDOW, b"e" * 16, [piece], False, ends.append)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        closing(PoolMemory(4, block_bytes, os.urandom(16))) as memory,
+    ):
+        host, port = server.getsockname()
+        sender = tcp_writer.Sender(
+            still, memory, host, port, timeout_s=5.0, idle_s=5.0, on_idle_end=lambda _: None
+        )
+        sender.start(task)
+        peer, _ = server.accept()
+        peer.settimeout(5)
+        with closing(sender), closing(peer):
+            made = Writing(sender, peer, task)
+            made.ends = ends
+            yield made
+
+
 @pytest.mark.parametrize("turn_bytes", [1, TURN_BYTES])
 def test_an_answer_may_come_right_after_the_last_byte(
     turn_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when the last byte was the last of a turn, and no event has come since."""
     monkeypatch.setattr(tcp_writer, "TURN_BYTES", turn_bytes)
-    memory = PoolMemory(4, SIZE, os.urandom(16))
-    ends: list[str] = []
-    task = tcp_writer.Outflow(WINDOW, b"e" * 16, [Piece(1, 2, 1, 0, SIZE)], False, ends.append)
-    reactor: Any = StillReactor()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        sender = tcp_writer.Sender(
-            reactor,
-            memory,
-            *server.getsockname(),
-            timeout_s=5.0,
-            idle_s=5.0,
-            on_idle_end=lambda _: None,
-        )
-        sender.start(task)
-        peer, _ = server.accept()
-        with peer:
-            peer.settimeout(5)
-            sender.ready(WRITE)
-            _take(peer, len(task.head()) + wire.PIECE_BYTES + SIZE)
-            assert reactor.events == READ
-            nothing = wire.Range(0, 0)
-            peer.sendall(wire.pack_answer(wire.OK, task.epoch, WINDOW, nothing, SIZE, 0))
-            select.select([sender.sock], [], [], 5)
-            sender.ready(READ | WRITE)
-            assert ends == [""]
-            sender.close()
-    memory.close()
+    reactor = StillReactor()
+    with writing(reactor, Piece(1, 2, 1, 0, SIZE)) as made:
+        made.sender.ready(WRITE)
+        _take(made.peer, len(made.task.head()) + wire.PIECE_BYTES + SIZE)
+        assert reactor.events == READ
+        made.answer()
+        assert made.ends == [""]
 
 
 def test_an_answer_before_the_last_byte_ends_the_write() -> None:
-    memory = PoolMemory(4, SIZE, os.urandom(16))
-    ends: list[str] = []
-    task = tcp_writer.Outflow(WINDOW, b"e" * 16, [Piece(1, 2, 1, 0, SIZE)], False, ends.append)
-    reactor: Any = StillReactor()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        sender = tcp_writer.Sender(
-            reactor,
-            memory,
-            *server.getsockname(),
-            timeout_s=5.0,
-            idle_s=5.0,
-            on_idle_end=lambda _: None,
-        )
-        sender.start(task)
-        peer, _ = server.accept()
-        with peer:
-            nothing = wire.Range(0, 0)
-            peer.sendall(wire.pack_answer(wire.OK, task.epoch, WINDOW, nothing, SIZE, 0))
-            select.select([sender.sock], [], [], 5)
-            sender.ready(READ | WRITE)
-            assert ends == ["the peer says that all has landed before it was sent"]
-    memory.close()
+    with writing(StillReactor(), Piece(1, 2, 1, 0, SIZE)) as made:
+        made.answer()
+        assert made.ends == ["the peer says that all has landed before it was sent"]
 
 
 def test_what_the_kernel_does_not_take_goes_later() -> None:
-    memory = PoolMemory(4, 8 * 1024 * 1024, os.urandom(16))
-    piece = Piece(0, 0, 4, 0, memory.n_bytes)
-    task = tcp_writer.Outflow(WINDOW, b"e" * 16, [piece], False, lambda _: None)
-    reactor: Any = StillReactor()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        sender = tcp_writer.Sender(
-            reactor,
-            memory,
-            *server.getsockname(),
-            timeout_s=5.0,
-            idle_s=5.0,
-            on_idle_end=lambda _: None,
-        )
-        sender.start(task)
-        peer, _ = server.accept()
-        with peer:
-            sender.ready(WRITE)
-            assert reactor.events == READ | WRITE
-            sender.close()
-    memory.close()
+    reactor = StillReactor()
+    size = 8 * 1024 * 1024
+    with writing(reactor, Piece(0, 0, 4, 0, 4 * size), size) as made:
+        made.sender.ready(WRITE)
+        assert reactor.events == READ | WRITE
