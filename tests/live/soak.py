@@ -93,6 +93,7 @@ class Soak:
         n_requests: int,
         seed: int,
         kill_every_s: tuple[float, float],
+        kill_every_ends: tuple[int, int] | None,
         on_end: Callable[[int, int], None],
     ) -> None:
         self.deployment = deployment
@@ -105,6 +106,7 @@ class Soak:
         self._rng = random.Random(seed)
         self._on_end = on_end
         self._kill_every_s = kill_every_s
+        self._kill_every_ends = kill_every_ends
         self._gateway_kills = 0
         self._killed: dict[int, str] = {}
         tokeniser = Tokeniser(tiny.cached_model(FAMILY))
@@ -205,7 +207,7 @@ class Soak:
         while True:
             while self.supervisor.waiting_for():
                 await asyncio.sleep(0.05)
-            await asyncio.sleep(self._rng.uniform(*self._kill_every_s))
+            await self._between_kills()
             pids = self.supervisor.pids()
             self.memory.mapped(list(pids.values()))
             for name in self._rng.sample(sorted(pids), self._rng.choice((1, 1, 1, 2))):
@@ -213,6 +215,14 @@ class Soak:
                 self.kills[name] += 1
                 self._killed[pids[name]] = name
                 os.kill(pids[name], signal.SIGKILL)
+
+    async def _between_kills(self) -> None:
+        if self._kill_every_ends is None:
+            await asyncio.sleep(self._rng.uniform(*self._kill_every_s))
+            return
+        due = sum(self.ends.values()) + self._rng.randint(*self._kill_every_ends)
+        while sum(self.ends.values()) < due:
+            await asyncio.sleep(0.005)
 
     # ------------------------------------------------------------------ afterwards
 
@@ -262,10 +272,14 @@ async def soak(
     handoff: str = "pull",
     transport: str = "shm",
     kill_every_s: tuple[float, float] = KILL_EVERY_S,
+    kill_every_ends: tuple[int, int] | None = None,
     on_end: Callable[[int, int], None] = lambda ended, of: None,
 ) -> dict[str, Any]:
     """Run one soak over `pools`, such as "1P1D", and check what must hold. Raises
-    AssertionError."""
+    AssertionError.
+
+    With `kill_every_ends` kills come after so many requests more, however fast the machine is.
+    """
     engine: Any = {"handoff": handoff, "transport": transport, "served_model_name": MODEL}
     deployment = plan_deployment(
         ServeSettings(
@@ -298,6 +312,7 @@ async def soak(
         n_requests=n_requests,
         seed=seed,
         kill_every_s=kill_every_s,
+        kill_every_ends=kill_every_ends,
         on_end=on_end,
     )
     try:
