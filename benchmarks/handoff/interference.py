@@ -62,6 +62,7 @@ FULL = Sizes(
 QUICK = msgspec.structs.replace(
     FULL, loop_tokens=(257, 1025), loop_handoffs=4, loop_rounds=1, rounds=1
 )
+KV_BLOCKS: Final = 2048
 _PROBE_OUTPUT: Final = 6000
 _PROMPTS: Final = 6
 """As many as run at once, or more, and few enough to stay in decode's prefix cache."""
@@ -69,7 +70,7 @@ _PROMPTS: Final = 6
 
 def measure(model: Path, sizes: Sizes, parts: list[str]) -> dict[str, Any]:
     """Results by part, "loop" and "interference", as asked for."""
-    pairs = Pairs(model, configs(), kv_blocks=2048)
+    pairs = Pairs(model, configs(), kv_blocks=KV_BLOCKS)
     try:
         return asyncio.run(_measure(pairs, sizes, parts))
     finally:
@@ -184,8 +185,19 @@ async def _round(
     return {kind: statistics.fmean(steps) for kind, steps in found.items()}
 
 
+async def _warm(pairs: Pairs, sizes: Sizes) -> None:
+    """Touch every page of every pool on both sides: the first pass over one is several times
+    slower, and a worker that has served for a minute has it behind it.
+    """
+    blocks = (sizes.handoff_tokens - 1) // BLOCK_SIZE
+    for config in pairs.configs:
+        for _ in range(KV_BLOCKS // blocks + 1):
+            await pairs.handoff(config, sizes.handoff_tokens)
+
+
 async def _interference(pairs: Pairs, sizes: Sizes) -> dict[str, Any]:
     progress = Progress("interference", sizes.rounds * len(pairs.configs))
+    await _warm(pairs, sizes)
     found: dict[Config, list[dict[str, float]]] = {config: [] for config in pairs.configs}
     for _ in range(sizes.rounds):
         for config in pairs.configs:
