@@ -194,8 +194,10 @@ def test_a_killed_peer_fails_its_writes_and_no_other(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_a_cancelled_write_completes_and_lands_no_more_once_its_window_is_closed(
-    kind: str, gate: Gate
+    kind: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Word of the cancel may be heard after one more turn of each stream, but not after many.
+    monkeypatch.setattr(tcp_writer, "TURN_BYTES", 1 << 20)
     n = 24
     with two_sides(kind, n_blocks=2 * n, block_bytes=1 << 20) as (peer, own):
         before = [peer.block(i) for i in range(2 * n)]
@@ -209,10 +211,13 @@ def test_a_cancelled_write_completes_and_lands_no_more_once_its_window_is_closed
         certain = peer.transport.close_window(segment)
         assert certain == (kind == "tcp")
         landed = [peer.block(i) for i in range(2 * n)]
-        assert landed[n:] == before[n:]
-        assert landed[n - 1] == before[n - 1], "nothing was cancelled"
+        # Not compared in the assertions: pytest would look for hours at how a MiB differs.
+        beyond, last = landed[n:] == before[n:], landed[n - 1] == before[n - 1]
+        assert beyond
+        assert last, "nothing was cancelled"
         assert write(own, 2, window(peer, [n]), [(0, n)]).ok
-        assert [peer.block(i) for i in range(n)] == landed[:n]
+        later = [peer.block(i) for i in range(n)] == landed[:n]
+        assert later
 
 
 @pytest.mark.parametrize("kind", WRITERS)
