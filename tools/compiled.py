@@ -40,6 +40,7 @@ MODULES: Final = (
     "core/links.py",
     "core/lru.py",
     "core/placement.py",
+    "core/places.py",
     "core/prefix.py",
     "core/recovery.py",
     "core/request.py",

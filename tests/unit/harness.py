@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, Final
 
-from twofold.core.request import Request
+from twofold.core.request import Request, State
 from twofold.core.worker import WorkerCore
 from twofold.messages import (
     CancelRead,
@@ -102,7 +102,11 @@ class Memory:
         """
         sampled: list[tuple[RequestId, int]] = []
         for request_id, start, _ in step.work:
-            self.verify(core.engine.row(request_id), start)
+            row = core.engine.row(request_id)
+            if row.computed < start:  # a step before this one, of the same prompt, has failed
+                assert row.state is State.DRAINING
+            else:
+                self.verify(row, start)
         for request_id, start, n in step.work:
             row = core.engine.row(request_id)
             kv = kv_of(row.ids()[: start + n], row.salt)
@@ -137,7 +141,7 @@ class FakeWorker:
         self.name = name
         self.core = WorkerCore(n_blocks=n_blocks, **{**defaults, **settings})
         self.memory = Memory(n_blocks, seed)
-        self.step: RunStep | None = None
+        self.in_flight: list[RunStep] = []
         self.steps: list[RunStep] = []
         self.digests: list[Digest] = []
         self.reads: dict[RequestId, Reading] = {}
@@ -189,29 +193,33 @@ class FakeWorker:
 
     def _start(self, step: RunStep) -> None:
         engine = self.core.engine
-        assert self.step is None, "two steps at once"
+        assert len(self.in_flight) < engine.max_steps, "too many steps at once"
         ids = [request_id for request_id, _, _ in step.work]
         assert ids
         assert len(set(ids)) == len(ids) <= engine.max_num_seqs
         assert sum(n for _, _, n in step.work) <= engine.max_num_batched_tokens
         for request_id, start, n in step.work:
             row = engine.row(request_id)
-            assert start == row.computed
+            on_the_way = [w[2] for s in self.in_flight for w in s.work if w[0] == request_id]
+            assert start == row.computed + sum(on_the_way)
             assert 0 < n <= len(row.tokens) - start
             assert len(row.blocks) * B >= start + n, "a row without room for its KV"
-        self.step = step
+        self.in_flight.append(step)
         self.steps.append(step)
 
+    @property
+    def step(self) -> RunStep | None:
+        """The step in flight that is the next to end."""
+        return self.in_flight[0] if self.in_flight else None
+
     def finish_step(self, now_ns: int = 0) -> None:
-        """The device is done with the step in flight."""
-        assert self.step is not None
-        step, self.step = self.step, None
+        """The device is done with the oldest step in flight."""
+        step = self.in_flight.pop(0)
         self.send(self.memory.run(self.core, step), now_ns)
 
     def fail_step(self, now_ns: int = 0) -> None:
-        """The device could not run the step in flight, having written nobody knows what."""
-        assert self.step is not None
-        step, self.step = self.step, None
+        """The device could not run the oldest step, having written nobody knows what."""
+        step = self.in_flight.pop(0)
         for request_id, start, n in step.work:
             row = self.core.engine.row(request_id)
             for i in range(start, start + n):

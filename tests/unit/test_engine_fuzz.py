@@ -22,9 +22,16 @@ class EngineMachine(RuleBasedStateMachine):
         budget=st.integers(4, 12),
         caching=st.booleans(),
         max_waiting=st.integers(2, 9),
+        stages=st.sampled_from([1, 1, 2, 3]),
     )
     def start(
-        self, n_blocks: int, max_num_seqs: int, budget: int, caching: bool, max_waiting: int
+        self,
+        n_blocks: int,
+        max_num_seqs: int,
+        budget: int,
+        caching: bool,
+        max_waiting: int,
+        stages: int,
     ) -> None:
         self.worker = FakeWorker(
             "w",
@@ -34,6 +41,7 @@ class EngineMachine(RuleBasedStateMachine):
             prefix_caching=caching,
             max_waiting=max_waiting,
             max_model_len=36,
+            pipeline_stages=stages,
         )
         self.n = 0
 

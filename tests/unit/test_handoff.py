@@ -147,9 +147,8 @@ def test_phases_name_where_the_time_went() -> None:
     pair.complete_read(request_id)
     pair.deliver()
     pair.deliver()
-    step, pair.d.step = pair.d.step, None
+    step = pair.d.in_flight.pop(0)
     pair.now_ns += 7
-    assert step is not None
     effects = pair.d.send(pair.d.memory.run(pair.d.core, step), pair.now_ns)
     phases = next(e.phases for e in effects if type(e).__name__ == "Token")  # type: ignore[union-attr]
     assert phases is not None

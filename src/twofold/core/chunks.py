@@ -34,7 +34,7 @@ class Chunks:
         self._cap_tokens = cap_tokens
         self._goal_ns = goal_ns
         self._least_tokens = least_tokens
-        self._began_ns = 0
+        self._began_ns: list[int] = []  # of steps in flight, oldest first
         self._decode_ns = 0
         self._beside = Rate()  # prompt tokens, by the time they added to sequences that decode
         self._alone = Rate()  # by the whole step's: all that is known until then
@@ -55,12 +55,20 @@ class Chunks:
         )
 
     def began(self, now_ns: int) -> None:
-        """A step, or the last of several that were alike, has begun."""
-        self._began_ns = now_ns
+        """One more step has begun."""
+        self._began_ns.append(now_ns)
+
+    def went_on(self, now_ns: int) -> None:
+        """Steps were crossed: the one in flight is the last of several alike, and began now."""
+        self._began_ns[0] = now_ns
+
+    def failed(self) -> None:
+        """The step that began first came to nothing."""
+        del self._began_ns[0]
 
     def ended(self, step: RunStep, now_ns: int) -> None:
-        """The step that began last has been computed."""
-        took_ns = now_ns - self._began_ns
+        """The step that began first has been computed."""
+        took_ns = now_ns - self._began_ns.pop(0)
         prompts = [n for _, _, n in step.work if n > 1]
         if not prompts:
             self._decode_ns = took_ns

@@ -1,40 +1,39 @@
-"""The engine of one worker: continuous batching over a paged KV pool, one step at a time.
+"""The engine of one worker: continuous batching over a paged KV pool, step by step.
 
 There are no phases in here: a step is {request: tokens to compute}, and a request runs while
-tokens it knows have no KV yet. A worker's role is only which requests it is sent.
+tokens it knows have no KV yet. A worker's role is only which requests it is sent. A device that
+is a pipeline has several steps in flight, which end in the order in which they were started.
 
     message     effect on a request
     Submit      WAITING, or refused at once when it can never fit or the queue is full
     StepDone    tokens appended; ended by stop id, max_tokens or model length; else the next step
     StepFailed  every request of the step fails
-    Abort       ended; blocks come back at once, or when the step that writes them is done
+    Abort       ended; blocks come back at once, or when the steps that write them are done
 
 Blocks are allocated for all known tokens when a request is placed and one by one as it decodes.
-When none is left the youngest running request is preempted: its blocks are freed, and it waits
-to be computed again, answer so far included.
+When none is left the youngest running request that is in no step is preempted: its blocks are
+freed, and it waits to be computed again, answer so far included.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable
-from operator import attrgetter
-from typing import Final
 
 from twofold.core.blocks import BlockPool
 from twofold.core.chunks import Chunks
+from twofold.core.places import Places, age
 from twofold.core.request import Outcome, Request, State
 from twofold.core.timers import Timers
 from twofold.messages import RunStep, StepDone, StepFailed, Token, WorkerEffect
 from twofold.policy import batch
-from twofold.types import BlockId, RequestId
+from twofold.types import RequestId
 
 Effects = list[WorkerEffect]
 Work = list[tuple[RequestId, int, int]]
-_age: Final = attrgetter("id")
 
 
-class Engine:
+class Engine(Places):
     """Schedules requests onto steps. All times are the caller's, in nanoseconds.
 
     `on_placed_remote(request, hits, now_ns, out)` is called when a request whose KV comes from a
@@ -42,7 +41,7 @@ class Engine:
     Of requests whose KV a peer will have, `on_progress` is called when more of it exists,
     `on_held` when all does (the callee takes over the blocks), and `on_gave_up` when it never will.
     What `may_start` says no to is not even tried. `chunks` bounds the prompts of a step; None:
-    they get all that is left of it."""
+    they get all that is left of it. Up to `max_steps` steps are in flight at once."""
 
     def __init__(
         self,
@@ -59,26 +58,23 @@ class Engine:
         on_gave_up: Callable[[Request, str, Effects], None],
         may_start: Callable[[Request], bool] = lambda request: True,
         chunks: Chunks | None = None,
+        max_steps: int = 1,
     ) -> None:
         if max_num_batched_tokens < max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens {max_num_batched_tokens} is below max_num_seqs "
                 f"{max_num_seqs}: a step could not decode every sequence"
             )
-        self.pool, self.timers, self.chunks = pool, timers, chunks
-        self.max_num_seqs = max_num_seqs
+        super().__init__(pool, max_num_seqs)
+        self.timers, self.chunks = timers, chunks
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len, self.max_waiting = max_model_len, max_waiting
+        self.max_steps = max_steps
         self._on_placed_remote, self._may_start = on_placed_remote, may_start
         self._on_progress, self._on_held, self._on_gave_up = on_progress, on_held, on_gave_up
         self.requests: dict[RequestId, Request] = {}
-        self.waiting: list[Request] = []
-        self.running: list[Request] = []
-        self.n_placed = 0  # requests that hold a slot: running, loading, verifying
-        self.step: RunStep | None = None
-        self.n_steps = self.n_preemptions = self._n_enqueued = 0
-        self._in_step: dict[RequestId, Request] = {}
-        self._tried: tuple[int, int, int] | None = None
+        self.in_flight: list[RunStep] = []  # oldest first
+        self.n_steps = self.n_preemptions = 0
 
     # ------------------------------------------------------------------ arrive
 
@@ -101,68 +97,80 @@ class Engine:
         """Know `request` from now on."""
         self.requests[request.id] = request
 
-    def enqueue(self, request: Request) -> None:
-        """Let `request`, whose ids are known, wait for its place."""
-        request.state = State.WAITING
-        self._n_enqueued += 1
-        insort(self.waiting, request, key=_age)
-
     # ------------------------------------------------------------------- steps
 
+    @property
+    def step(self) -> RunStep | None:
+        """The step in flight that ends next."""
+        return self.in_flight[0] if self.in_flight else None
+
     def row(self, request_id: RequestId) -> Request:
-        """The request behind a row of the step in flight; its ids and blocks stand still."""
-        return self._in_step[request_id]
+        """The request behind a row of a step in flight; its ids and blocks stand still."""
+        return self.requests[request_id]
 
     def schedule(self, now_ns: int, out: Effects) -> None:
-        """Start the next step, unless one is in flight or there is nothing to compute."""
-        if self.step is not None or not (self.running or self.waiting):
-            return
-        if self.waiting:
-            self._rescue()
-        work: Work = []
-        budget = self._continue(work)
-        if self.waiting:
-            self._place_waiting(work, budget, now_ns, out)
-        if work:
-            self.n_steps += 1
-            requests, rows = self.requests, self._in_step
-            for request_id, _, _ in work:
-                request = rows[request_id] = requests[request_id]
-                if request.first_step_ns < 0:
-                    request.first_step_ns = now_ns
-            self.step = RunStep(self.n_steps, tuple(work))
-            out.append(self.step)
-            if self.chunks is not None:
-                self.chunks.began(now_ns)
+        """Start steps, unless enough are in flight or there is nothing to compute."""
+        while len(self.in_flight) < self.max_steps and (self.running or self.waiting):
+            if self.waiting:
+                self._rescue()
+            work: Work = []
+            budget = self._continue(work)
+            if self.waiting:
+                self._place_waiting(work, budget, now_ns, out)
+            if not work:
+                return
+            self._start(work, now_ns, out)
+
+    def _start(self, work: Work, now_ns: int, out: Effects) -> None:
+        self.n_steps += 1
+        requests = self.requests
+        for request_id, _, n in work:
+            request = requests[request_id]
+            request.sent += n
+            if request.first_step_ns < 0:
+                request.first_step_ns = now_ns
+        step = RunStep(self.n_steps, tuple(work))
+        self.in_flight.append(step)
+        out.append(step)
+        if self.chunks is not None:
+            self.chunks.began(now_ns)
 
     def _continue(self, work: Work) -> int:
         """Put running requests into `work`, decodes first; returns what prompts may still have."""
         budget = self.max_num_batched_tokens
         size = self.pool.block_size
         prefilling = False
+        most = batch.decodes_at_most(len(self.running), self.max_steps)
         for request in list(self.running):
-            computed = request.computed
-            if request.n_known - computed != 1:
-                prefilling = True
-            elif request.state is State.RUNNING:
-                short = computed // size == len(request.blocks)
+            start = request.computed + request.sent
+            missing = request.n_known - start
+            if missing != 1:
+                prefilling = prefilling or missing > 1
+            elif request.state is State.RUNNING and len(work) < most:
+                short = start // size == len(request.blocks)
                 if short and not self._grow(request):
                     continue
-                work.append((request.id, computed, 1))
+                work.append((request.id, start, 1))
                 budget -= 1
         if self.chunks is not None:
             budget = self.chunks.tokens(budget, len(work))
         for request in self.running if prefilling else ():
             if request.n_missing > 1 and budget > 0:
-                n = batch.chunk_tokens(request.n_missing, budget)
-                work.append((request.id, request.computed, n))
-                budget -= n
+                budget -= self._chunk(request, work, budget)
         return budget
+
+    def _chunk(self, request: Request, work: Work, budget: int) -> int:
+        """The next tokens of a prompt go into `work`; returns how many."""
+        n = batch.chunk_tokens(request.n_missing, budget)
+        work.append((request.id, request.computed + request.sent, n))
+        return n
 
     def _grow(self, request: Request) -> bool:
         """One more block for a decoding request; False when it had to give way itself."""
         while self.pool.available == 0:
-            victim = self.running[-1]
+            victim = next(r for r in reversed(self.running) if not r.sent)
+            if victim is request and self.in_flight:
+                return False  # those that end next may give blocks back
             self._preempt(victim)
             if victim is request:
                 return False
@@ -182,47 +190,15 @@ class Engine:
 
     # --------------------------------------------------------------- placement
 
-    def _need(self, request: Request) -> tuple[int, list[BlockId]]:
-        """Available blocks that placing would use up, and the cached blocks it starts with."""
-        hits = self.pool.lookup(request.tokens, request.salt, request.links)
-        return request.n_blocks_known(self.pool.block_size) - self.pool.busy(hits), hits
-
-    def _fits(self, need: int) -> bool:
-        spare = batch.spare_blocks(len(self.running), self.pool.n_blocks)
-        return self.n_placed < self.max_num_seqs and need + spare <= self.pool.available
-
     def _rescue(self) -> None:
         """Push younger requests out for the oldest one that has been passed over too often."""
         for request in self.waiting:
             if batch.may_preempt(request.bypassed):
-                younger = [r for r in self.running if r.id > request.id]
+                younger = [r for r in self.running if r.id > request.id and not r.sent]
                 if self._would_fit(request, younger):
                     while not self._fits(self._need(request)[0]):
                         self._preempt(younger.pop())
                 return
-
-    def _would_fit(self, request: Request, without: list[Request]) -> bool:
-        """Whether `request` could be placed if `without` gave their slots and blocks back."""
-        if self.n_placed - len(without) >= self.max_num_seqs:
-            return False
-        need, hits = self._need(request)
-        # Blocks that it starts with are counted as taken, not as needed.
-        gain = self.pool.freed_by([r.blocks for r in without], hits)
-        spare = batch.spare_blocks(len(self.running) - len(without), self.pool.n_blocks)
-        return need + spare <= self.pool.available + gain
-
-    def _changes(self) -> tuple[int, int, int]:
-        """Counts that stand still as long as no waiting request has got a better chance."""
-        return self.pool.n_released, self._n_enqueued, self.pool.cache.n_inserted
-
-    def look_again(self) -> None:
-        """What `may_start` says has changed."""
-        self._tried = None
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether trying to place what waits is in vain until blocks come back or one arrives."""
-        return not self.waiting or (self._tried or ())[:2] == self._changes()[:2]
 
     def _place_waiting(self, work: Work, budget: int, now_ns: int, out: Effects) -> None:
         if self._tried != self._changes():
@@ -242,15 +218,13 @@ class Engine:
                     break
                 passed.append(request)
             elif request.state is State.RUNNING and budget > 0:
-                n = batch.chunk_tokens(request.n_missing, budget)
-                work.append((request.id, request.computed, n))
-                budget -= n
+                budget -= self._chunk(request, work, budget)
         return budget
 
     def place_granted(self, request: Request, now_ns: int, out: Effects) -> None:
         """Place a request whose KV a peer holds without waiting for the step to end.
 
-        Blocks that are free now are not touched by the step in flight. Older waiting requests
+        Blocks that are free now are not touched by steps in flight. Older waiting requests
         had their turn at the last step boundary; being passed over counts all the same.
         """
         passed: list[Request] = []
@@ -287,22 +261,20 @@ class Engine:
     def start(self, request: Request) -> None:
         """`request` has its blocks and all the KV it counts as computed: it runs."""
         request.state = State.RUNNING
-        insort(self.running, request, key=_age)
+        insort(self.running, request, key=age)
 
     # ----------------------------------------------------------------- results
 
     def step_done(self, message: StepDone, now_ns: int, out: Effects) -> None:
-        """Take the results of the step in flight."""
-        assert self.step is not None, "a step ended that was not started"
-        assert self.step.step == message.step, f"step {message.step} ended, not {self.step.step}"
-        step, self.step = self.step, None
-        rows, self._in_step = self._in_step, {}
+        """Take the results of the step that was started first."""
+        step = self._over(message.step)
         if self.chunks is not None:
             self.chunks.ended(step, now_ns)
         sampled = dict(message.tokens)
         size = self.pool.block_size
         for request_id, start, n in step.work:
-            request = rows[request_id]
+            request = self.requests[request_id]
+            request.sent -= n
             if request.state is State.DRAINING:
                 self._let_go(request)
                 continue
@@ -316,16 +288,23 @@ class Engine:
                 self._append(request, sampled[request_id], now_ns, out)
 
     def step_failed(self, message: StepFailed, now_ns: int, out: Effects) -> None:
-        """The step in flight could not be run: its requests fail."""
-        assert self.step is not None, "a step failed that was not started"
-        assert self.step.step == message.step, f"step {message.step} failed, not {self.step.step}"
-        self.step = None
-        rows, self._in_step = self._in_step, {}
-        for request in rows.values():
+        """The step that was started first could not be run: its requests fail."""
+        step = self._over(message.step)
+        if self.chunks is not None:
+            self.chunks.failed()
+        for request_id, _, n in step.work:
+            request = self.requests[request_id]
+            request.sent -= n
             if request.state is State.DRAINING:
                 self._let_go(request)
             else:
                 self.end(request, "failed", f"device: {message.reason}", out)
+
+    def _over(self, number: int) -> RunStep:
+        assert self.in_flight, "a step ended that was not started"
+        step = self.in_flight.pop(0)
+        assert step.step == number, f"step {number} ended, not {step.step}"
+        return step
 
     def computed_to(self, request: Request, n: int) -> None:
         """KV of the first `n` tokens exists; blocks that became full may serve others."""
@@ -370,10 +349,7 @@ class Engine:
             self.drained(request)
         elif request.state is State.RUNNING:
             self.running.remove(request)
-            if request.id in self._in_step:
-                request.state = State.DRAINING
-            else:
-                self._let_go(request)
+            self._let_go(request)
 
     def _end_held(self, request: Request, reason: str, now_ns: int, out: Effects) -> None:
         out.append(request.ended("finished", reason, held=True))
@@ -389,6 +365,9 @@ class Engine:
         self._let_go(request)
 
     def _let_go(self, request: Request) -> None:
+        if request.sent:  # steps in flight still write its blocks
+            request.state = State.DRAINING
+            return
         self.n_placed -= 1
         self.pool.release(request.blocks)
         request.blocks = []

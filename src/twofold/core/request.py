@@ -22,7 +22,7 @@ class State(IntEnum):
     LOADING    placed, a read fills its blocks           held     ReadDone; abort
     VERIFYING  read, peer asked whether it still holds   held     Closed; timeout; abort
     RUNNING    in the batch, step by step                active   finish; preemption; abort
-    DRAINING   ended, but a step or read still writes    as was   StepDone, ReadDone
+    DRAINING   ended, but steps or a read still write    as was   StepDone, ReadDone
     GONE       ended, blocks given back or held for a peer
     """
 
@@ -36,7 +36,9 @@ class State(IntEnum):
 
 
 class Request:
-    """State of one request. `tokens` is prompt and answer so far; KV of `computed` exists."""
+    """State of one request. `tokens` is prompt and answer so far; KV of `computed` of them exists,
+    and that of the next `sent` is being computed by steps in flight.
+    """
 
     __slots__ = (
         "arrived_ns",
@@ -62,6 +64,7 @@ class Request:
         "remote_blocks",
         "salt",
         "segment",
+        "sent",
         "source",
         "state",
         "stop_token_ids",
@@ -98,7 +101,7 @@ class Request:
         self.transfer = transfer or request_id
         self.state = State.WAITING
         self.blocks: list[BlockId] = []
-        self.computed = 0
+        self.computed = self.sent = 0
         self.links: list[Link] = known_links(self.tokens)
         self.n_cached = 0
         self.n_preempted = 0
@@ -132,8 +135,8 @@ class Request:
 
     @property
     def n_missing(self) -> int:
-        """Known tokens whose KV is yet to be computed; 1 for a request that decodes."""
-        return self.n_known - self.computed
+        """Known tokens whose KV is in no step yet; 1 for one that decodes, between its steps."""
+        return self.n_known - self.computed - self.sent
 
     def n_blocks_known(self, block_size: int) -> int:
         """Blocks for all tokens known now."""

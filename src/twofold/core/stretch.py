@@ -22,6 +22,8 @@ def steps_ahead(engine: Engine) -> int:
     step, running = engine.step, engine.running
     if step is None or len(step.work) != len(running) or not engine.is_settled:
         return 1
+    if engine.max_steps > 1:  # a pipeline's steps are not alike: the batch is spread over them
+        return 1
     size = engine.pool.block_size
     most = 1 << 62
     for request in running:
@@ -77,9 +79,9 @@ def advance(engine: Engine, k: int, start_ns: int) -> None:
         request.computed += k
         work.append((request.id, request.computed, 1))
     engine.n_steps += k
-    engine.step = RunStep(engine.n_steps, tuple(work))
+    engine.in_flight[0] = RunStep(engine.n_steps, tuple(work))
     if engine.chunks is not None:
-        engine.chunks.began(start_ns)
+        engine.chunks.went_on(start_ns)
 
 
 def _step_order(crossing: tuple[int, int, int, Request]) -> tuple[int, int, int]:

@@ -36,9 +36,10 @@ from twofold.types import NS_PER_MS, NS_PER_S, KVLayout, ceil_div
 
 
 def _of_mode(
-    mode: Mode, lost_grace_ns: int, min_layerwise_tokens: int, most_blocks: int
+    mode: Mode, lost_grace_ns: int, min_layerwise_tokens: int, pool: BlockPool, max_model_len: int
 ) -> dict[str, int]:
-    """Settings that only some modes' sources have; a request has `most_blocks` at most."""
+    """Settings that only some modes' sources have; no request needs more blocks than are kept."""
+    most_blocks = min(pool.n_blocks, ceil_div(max_model_len, pool.block_size))
     own = {"reserve_blocks": most_blocks} if mode.at_once else {"lost_grace_ns": lost_grace_ns}
     return own | ({"min_layerwise_tokens": min_layerwise_tokens} if mode.by_layer else {})
 
@@ -46,7 +47,8 @@ def _of_mode(
 class WorkerCore:
     """One worker. `layout.block_size` is the pool's; times are integer nanoseconds.
 
-    `segment` is what peers need to find this worker's blocks (the transport gives it).
+    `segment` is what peers need to find this worker's blocks (the transport gives it). Of a device
+    of several `pipeline_stages`, each may have a step.
     Raises ValueError for settings that cannot work together.
     """
 
@@ -72,12 +74,11 @@ class WorkerCore:
         chunk_policy: str = "fixed",
         chunk_cap_tokens: int = 0,
         chunk_goal_ns: int = 0,
+        pipeline_stages: int = 1,
     ) -> None:
-        mode = MODES[handoff]
-        most_blocks = min(n_blocks, ceil_div(max_model_len, layout.block_size))
-        own = _of_mode(mode, lost_grace_ns, min_layerwise_tokens, most_blocks)
-        self.timers = Timers()
+        mode, self.timers = MODES[handoff], Timers()
         self.pool = BlockPool(n_blocks, layout.block_size, caching=prefix_caching)
+        own = _of_mode(mode, lost_grace_ns, min_layerwise_tokens, self.pool, max_model_len)
         self.source = mode.source(
             pool=self.pool,
             timers=self.timers,
@@ -99,6 +100,7 @@ class WorkerCore:
             on_gave_up=self.source.gave_up,
             may_start=self.source.may_start,
             chunks=make_chunks(chunk_policy, chunk_cap_tokens, chunk_goal_ns, layout.block_size),
+            max_steps=pipeline_stages,
         )
         self.reader = mode.reader(
             engine=self.engine,
@@ -137,8 +139,9 @@ class WorkerCore:
         elif isinstance(message, WriteDone):
             self.source.write_done(message, now_ns, out)
         elif isinstance(message, LayersDone):
-            if self.engine.step is not None and self.engine.step.step == message.step:
-                self.source.layers_done(message, self.engine.step, out)
+            step = self.engine.step
+            if step is not None and step.step == message.step:
+                self.source.layers_done(message, step, out)
         elif isinstance(message, Fenced):
             self.reader.fenced(message)
         elif isinstance(message, Wake):

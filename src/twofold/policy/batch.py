@@ -23,6 +23,12 @@ def chunk_tokens(missing: int, budget_left: int) -> int:
     return min(missing, budget_left)
 
 
+def decodes_at_most(n_running: int, max_steps: int) -> int:
+    """Sequences that one of `max_steps` steps in flight may decode: an even share of those running,
+    as a pipeline of which one stage has them all leaves the others idle."""
+    return n_running if max_steps == 1 else -(-n_running // max_steps)
+
+
 def spare_blocks(n_running: int, n_blocks: int) -> int:
     """Blocks that placing a request must leave, so that running ones can grow a while.
 

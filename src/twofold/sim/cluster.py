@@ -9,6 +9,7 @@ from typing import Any
 
 from twofold.core.handoff import MODES
 from twofold.cost.link import Link
+from twofold.cost.pipeline import Pipeline
 from twofold.messages import Abort, Release
 from twofold.metrics.record import RequestRecord
 from twofold.sim.events import Events, Kind
@@ -235,4 +236,5 @@ def _worker(
         track_contents=track_contents,
         fast=fast,
         layer_groups=layer_groups,
+        pipeline=plan.pipeline or Pipeline(stages=plan.settings.get("pipeline_stages", 1)),
     )

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from twofold.cost.pipeline import Pipeline
 from twofold.cost.step import StepTime
 
 Role = Literal["prefill", "decode", "mixed"]
@@ -39,7 +40,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One worker to simulate. `settings` are the keyword arguments of its `WorkerCore`.
 
-    `nic_bytes_per_s` is its own link, in each direction; 0: the deployment's.
+    `nic_bytes_per_s` is its own link, in each direction; 0: the deployment's. `pipeline` None:
+    as many stages as `settings` say, with nothing on the way from one to the next.
     """
 
     name: str
@@ -47,6 +49,7 @@ class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
     settings: Mapping[str, Any]
     step: StepTime
     nic_bytes_per_s: int = 0
+    pipeline: Pipeline | None = None
 
 
 def parse_pools(spec: str) -> tuple[Pool, ...]:

@@ -143,6 +143,7 @@ def draw(seed: int, mode: Mode, n_requests: int = 50) -> Schedule:
         "prefix_caching": draws.of((1, 1, 1, 0)),
         "min_layerwise_tokens": draws.of((0, 20)),
         **draws.of(_LEASES),
+        "pipeline_stages": _Draws(seed, 13).of((1, 1, 1, 2, 3)),
     }
     network = {
         "link_bytes_per_s": draws.of((10**9, 2 * 10**6, 10**5)),
@@ -164,7 +165,7 @@ def draw(seed: int, mode: Mode, n_requests: int = 50) -> Schedule:
 
 
 def _failures(seed: int) -> dict[str, str | int]:
-    """Drawn apart, so that the rest of a schedule is what it was without it."""
+    """Drawn apart, as stages are, so that the rest of a schedule is what it was without them."""
     draws = _Draws(seed, 12)
     return {
         "failure_policy": draws.of(FAILURE_POLICIES),

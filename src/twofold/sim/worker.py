@@ -10,7 +10,8 @@ from twofold.core.abridged import Ids
 from twofold.core.handoff import MODES
 from twofold.core.stretch import advance, steps_ahead
 from twofold.core.worker import WorkerCore
-from twofold.cost.step import PrefillPart, StepTime
+from twofold.cost.pipeline import Pipeline
+from twofold.cost.step import StepTime
 from twofold.messages import (
     Abort,
     CancelRead,
@@ -46,6 +47,7 @@ from twofold.sim.observer import Observer
 from twofold.sim.prepare import Preparation
 from twofold.sim.prompts import sampled_token
 from twofold.sim.run import FOREVER_NS, Run, looks_at_the_batch
+from twofold.sim.stages import Stages, layer_marks, parts_of
 from twofold.sim.times import Stretch
 from twofold.types import KVLayout, RequestId
 
@@ -72,6 +74,7 @@ class SimWorker:
         track_contents: bool,
         fast: bool,
         layer_groups: int,
+        pipeline: Pipeline,
     ) -> None:
         self.name = name
         self.number = number
@@ -89,6 +92,7 @@ class SimWorker:
         self._track_contents = track_contents
         self._mode = MODES[settings.get("handoff", "pull")]
         self._layer_groups = layer_groups
+        self._pipeline = pipeline
         self._fast = fast
         self._run: Run | None = None
         self._lives = 0
@@ -120,6 +124,7 @@ class SimWorker:
         assert self.core is None, f"{self.name} is alive"
         self.core = WorkerCore(**self._settings)
         self._prepare = Preparation(self._network.link)
+        self._stages = Stages(self._pipeline)
         self.engine_id = f"{self.name}.{self._lives}"
         self._lives += 1
         self._next_id = 0
@@ -253,41 +258,36 @@ class SimWorker:
     # ------------------------------------------------------------------- device
 
     def _run_step(self, step: RunStep) -> None:
-        core, prefill, batch, context = self.core, list[PrefillPart](), 0, 0
+        core, now_ns = self.core, self._events.now_ns
         assert core is not None
-        for _, start, n in step.work:
-            if n == 1:
-                batch += 1
-                context += start + 1
-            else:
-                prefill.append((n, start))
-        if self.contents is not None:
+        prefill, batch, context = parts_of(step)
+        # Of several steps in flight one may read what another is yet to write.
+        if self.contents is not None and core.engine.max_steps == 1:
             self.contents.verify(core.engine, step)
         ok = bool(self._network.fate(step))
-        now_ns = self._events.now_ns
         start_ns = self._prepare.begin(now_ns)
         most = steps_ahead(core.engine) if self._fast and not prefill else 1
         if most > 1:
             self._run = Run(start_ns, batch, context)
             self._plan(self._run, most)
             return
-        took_ns = start_ns - now_ns + self._step.step_ns(prefill, batch, context)
-        self._prepare.step_end_ns = now_ns + took_ns
+        took_ns = self._step.step_ns(prefill, batch, context)
+        ends_ns = self._stages.ends_ns(start_ns, took_ns, batch + sum([n for n, _ in prefill]))
+        self._prepare.step_end_ns = ends_ns[0]
         if self._mode.by_layer and prefill:
-            self._layers(core, step, took_ns)
+            self._layers(core, step, ends_ns)
         done = self._step_done
-        self._events.after(took_ns, Kind.STEP, self.number, done, self.engine_id, step, ok)
+        self._events.at(ends_ns[-1], Kind.STEP, self.number, done, self.engine_id, step, ok)
 
-    def _layers(self, core: WorkerCore, step: RunStep, took_ns: int) -> None:
-        """Say when each of some groups of layers has been computed, the last one excepted."""
-        layers, groups = self.layout.layers, self._layer_groups
-        for i in range(1, groups):
-            n, after_ns = layers * i // groups, took_ns * i // groups
+    def _layers(self, core: WorkerCore, step: RunStep, ends_ns: list[int]) -> None:
+        """Say when groups of layers have been computed, the last one excepted."""
+        now_ns, say = self._events.now_ns, self._events.at
+        for n, at_ns in layer_marks(self.layout.layers, self._layer_groups, now_ns, ends_ns):
             if self.contents is not None:
                 write = self.contents.write_layers
-                self._events.after(after_ns, Kind.RESULT, self.number, write, core.engine, step, n)
+                say(at_ns, Kind.RESULT, self.number, write, core.engine, step, n)
             done = LayersDone(step.step, n)
-            self._events.after(after_ns, Kind.RESULT, self.number, self.feed, self.engine_id, done)
+            say(at_ns, Kind.RESULT, self.number, self.feed, self.engine_id, done)
 
     def _step_done(self, engine_id: str, step: RunStep, ok: bool) -> None:
         if self.core is None or engine_id != self.engine_id:
@@ -326,8 +326,8 @@ class SimWorker:
         run.k = k
         run.version += 1
         run.end_ns = run.start_ns + took_ns
-        done, version = self._run_done, run.version
-        self._events.at(run.end_ns, Kind.STEP, self.number, done, self.engine_id, run, version)
+        done, of = self._run_done, (self.engine_id, run, run.version)
+        self._events.at(run.end_ns, Kind.STEP, self.number, done, *of)
 
     def _catch_up(self, now_ns: int) -> None:
         """Bring core and legs to where the run's steps have got by `now_ns`, the last excluded."""
