@@ -78,6 +78,7 @@ MODULES: Final = (
     "sim/prepare.py",
     "sim/prompts.py",
     "sim/run.py",
+    "sim/stages.py",
     "sim/times.py",
     "sim/worker.py",
 )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import time
 import types
 from typing import Any
 
 import pytest
 
-from twofold.plan.execute import Processes, executor, run_all
+from twofold.plan.execute import Processes, _undisturbed, executor, run_all
 from twofold.plan.ray import RayExecutor, RayMissing
 
 
@@ -53,6 +55,31 @@ def test_what_is_left_undone_is_dropped_with_its_processes() -> None:
         processes = list(where._processes.values())
         assert len(processes) == 2
     assert not any(process.is_alive() for process in processes)
+
+
+def test_ctrl_c_waits_until_a_process_has_been_told_all() -> None:
+    """It may reach a thread that does not block it; Python handles it in the first one."""
+    stop, done = threading.Event(), list[str]()
+
+    def told() -> None:
+        with _undisturbed():
+            assert other.ident is not None
+            signal.pthread_kill(other.ident, signal.SIGINT)
+            for _ in range(1000):  # long enough for Python to look at signals
+                time.sleep(0)
+            done.append("told all")
+
+    other = threading.Thread(target=stop.wait)
+    other.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            told()
+    finally:
+        stop.set()
+        other.join()
+    assert done == ["told all"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 class FakeRay(types.ModuleType):

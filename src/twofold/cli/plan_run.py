@@ -108,7 +108,7 @@ def read_wish(args: argparse.Namespace, setting: Setting) -> Wish:
         ray=args.ray or "",
         config=config_of(
             [like],
-            space=[msgspec.to_builtins(m.hardware.tp) for m in setting.machines],
+            space=[m.degree for m in setting.machines],
             chunks=usable,
             gpus=gpus,
             equal=args.equal,

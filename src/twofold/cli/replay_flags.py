@@ -38,6 +38,7 @@ def add_hardware(parser: argparse.ArgumentParser) -> None:
     add(group, "--model", "NAME|DIR", "without a profile: a known model or a Hugging Face folder")
     add(group, "--accelerator", "NAME", "without a profile: what to estimate for", True)
     add(group, "--tp", "N", "without a profile: accelerators of a worker (default 1)", True)
+    add(group, "--pp", "N", "pipeline stages of a worker, --tp accelerators each (default 1)", True)
     add(group, "--link-gbytes-per-s", "X", "of each accelerator (default: as usually built)", True)
     group.add_argument(
         "--link-sharing",

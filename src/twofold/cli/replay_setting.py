@@ -134,13 +134,14 @@ def read_machines(args: argparse.Namespace) -> list[Machine]:
             f"{missing}: needed: step times come from --profile FILE, or are estimated from "
             "--model NAME and --accelerator NAME"
         )
-    found: dict[str, Machine] = {}
-    for hardware in wanted:
+    found: dict[tuple[str, int], Machine] = {}
+    pps = many(args, "--pp", whole, (1,))
+    for hardware in (msgspec.structs.replace(each, pp=pp) for each in wanted for pp in pps):
         machine = read_machine(hardware)
         usd = next((prices[name] for name in machine.names if name in prices), 0.0)
         if usd:
             machine = read_machine(msgspec.structs.replace(hardware, usd_per_hour=usd))
-        found.setdefault(machine.sha256, machine)
+        found.setdefault((machine.sha256, machine.pp), machine)
     return list(found.values())
 
 

@@ -354,10 +354,14 @@ class _Hf:
         )
 
 
-def fits_tokens(model: ModelShape, memory_bytes: int, tp: int, item_bytes: float = 2.0) -> int:
-    """Tokens of KV that fit beside the weights on `tp` ranks with `memory_bytes` each, long
-    contexts assumed; 0 if the weights alone do not fit.
+def fits_tokens(
+    model: ModelShape, memory_bytes: int, tp: int, item_bytes: float = 2.0, pp: int = 1
+) -> int:
+    """Tokens of KV that fit beside the weights on `tp` ranks of each of `pp` stages with
+    `memory_bytes` each, long contexts assumed; 0 if the weights alone do not fit.
+
+    Stages have even shares of layers, so each rank has 1/pp of what a rank of one stage has.
     """
-    left = memory_bytes - model.weights_bytes / tp
-    each = model.kv_bytes_per_token(item_bytes) * model._rank_share(tp)
+    left = memory_bytes - model.weights_bytes / (tp * pp)
+    each = model.kv_bytes_per_token(item_bytes) * model._rank_share(tp) / pp
     return max(math.floor(left / each), 0) if each else 0

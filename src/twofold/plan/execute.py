@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, Protocol, TypeVar
@@ -119,12 +121,8 @@ class Processes(Generic[T, A]):
     def _start(self) -> Connection:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_serve, args=(theirs, self._work), daemon=True)
-        # Blocked from its first instruction on: Ctrl-C reaches it too and is this one's to handle.
-        kept = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+        with _undisturbed():
             process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, kept)
         theirs.close()
         self._processes[ours] = process
         return ours
@@ -140,6 +138,28 @@ class Processes(Generic[T, A]):
         for process in self._processes.values():
             process.join()
         self._processes.clear()
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ctrl-C waits until the end of this: a process that was told half of what it is complains.
+
+    Blocked in a new process from its first instruction on, as it is this one's to handle. Here that
+    is not enough: another thread may get the signal, and Python handles it in the first one.
+    """
+    kept = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    handler, came = signal.getsignal(signal.SIGINT), list[int]()
+    ours = callable(handler) and threading.current_thread() is threading.main_thread()
+    if ours:
+        signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, kept)
+    if came and callable(handler):
+        handler(signal.SIGINT, None)
 
 
 def _serve(connection: Connection, work: Callable[[Any], Any]) -> None:

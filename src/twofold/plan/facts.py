@@ -19,12 +19,13 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What the rules judge by; None: not known.
 
-    `tp` is the GPUs of a worker. `prompts` go from the typical length to the tail's. `no_goal`
-    says that there is no latency goal, unlike a goal that is not known. `ms_per_token` is
+    A worker has `pp` stages of `tp` GPUs. `prompts` go from the typical length to the tail's.
+    `no_goal` says that there is no latency goal, unlike a goal that is not known. `ms_per_token` is
     decode's without handoff preparation on its loop; `slots` are the whole decode pool's.
     """
 
     tp: int = 1
+    pp: int = 1
     gpus: int | None = None
     nodes: int | None = None
     no_goal: bool = False
@@ -41,6 +42,16 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     prefix_hit_share: float | None = None
 
     @property
+    def worker_gpus(self) -> int:
+        """GPUs of one worker."""
+        return self.tp * self.pp
+
+    @property
+    def degree(self) -> str:
+        """How a worker is spread over its GPUs, in words."""
+        return f"TP {self.tp}" + (f" PP {self.pp}" if self.pp > 1 else "")
+
+    @property
     def slots_held(self) -> float | None:
         """Sequences in decode on average."""
         if self.rate_rps is None or self.output_tokens is None or self.ms_per_token is None:
@@ -51,7 +62,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     def unsplit_workers(self) -> int | None:
         """Workers that the same GPUs would be without a split."""
         if self.gpus is not None:
-            return max(self.gpus // self.tp, 1)
+            return max(self.gpus // self.worker_gpus, 1)
         if self.prefill_workers is None or self.decode_workers is None:
             return None
         return self.prefill_workers + self.decode_workers

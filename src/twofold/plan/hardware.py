@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from functools import lru_cache
+from typing import Final
 
 import msgspec
 
 from twofold.cost.accelerators import Accelerator, accelerator
 from twofold.cost.errors import CostError
 from twofold.cost.models import ModelShape, fits_tokens, known_models, model_shape
+from twofold.cost.pipeline import Pipeline
 from twofold.cost.profile import Profile
 from twofold.cost.readers import read_profile
 from twofold.cost.step import StepTime
 from twofold.cost.step_profile import step_time
 from twofold.cost.step_roofline import RooflineStep
-from twofold.types import PROTOCOL_VERSION, KVLayout
+from twofold.types import NS_PER_US, PROTOCOL_VERSION, KVLayout, ceil_div
 
+NODE_GPUS: Final = 8
+ACTIVATION_BYTES: Final = 2
+"""Of each of a token's hidden values between stages, whatever weights and KV are kept in."""
+HOP_LATENCY_NS: Final = 10 * NS_PER_US
+"""Before activations arrive at the next stage: a launch and a message, by order of magnitude."""
 KV_ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float8_e4m3fn": 1}
 
 
@@ -24,7 +32,8 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of worker: a profile (a file, and which part of it), or else an estimate.
 
     `model` says the shape where there is no profile or its model is not known. `accelerator` is
-    "" for the profile's. `tp` accelerators make one worker. `usd_per_hour` 0: the published price.
+    "" for the profile's. `tp` accelerators make one stage, and `pp` stages one worker.
+    `usd_per_hour` 0: the published price.
     """
 
     profile: str = ""
@@ -34,14 +43,21 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     tp: int = 1
     extrapolate: bool = False
     usd_per_hour: float = 0.0
+    pp: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """Accelerators of one worker."""
+        return self.tp * self.pp
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """A `Hardware` read and understood.
 
     `most_batch` is the largest decode batch that the profile has (0: any), `most_prefill` the
-    most prompt tokens of a step (0: any), `kv_tokens` what fits a worker's memory according to
-    its profile (0: not said).
+    most prompt tokens of a step (0: any), `kv_tokens` what fits the memory of one stage that has
+    all layers, according to its profile (0: not said). `step` is of all layers on `tp`
+    accelerators, which `pp` stages share out.
     """
 
     hardware: Hardware
@@ -54,6 +70,38 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     most_batch: int = 0
     most_prefill: int = 0
     kv_tokens: int = 0
+    pp: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """Accelerators of one worker."""
+        return self.tp * self.pp
+
+    @property
+    def degree(self) -> str:
+        """Its parallelism, as a pool spec has it: tp2, or tp2:pp2."""
+        return f"tp{self.tp}" + (f":pp{self.pp}" if self.pp > 1 else "")
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """Its stages. Activations go from each of `tp` to its next by the links within a node,
+        or between nodes for a worker of more accelerators than a node has.
+        """
+        link = 0.0
+        if self.accelerator is not None:
+            near = self.gpus <= NODE_GPUS
+            link = self.accelerator.link_bytes_per_s if near else self.accelerator.nic_bytes_per_s
+        return Pipeline(
+            stages=self.pp,
+            bytes_per_token=self.shape.hidden * ACTIVATION_BYTES,
+            bytes_per_s=round(link) * self.tp,
+            latency_ns=HOP_LATENCY_NS,
+        )
+
+    def decode_ns(self, batch: int, context: int) -> int:
+        """From one token of each of `batch` sequences to the next, spread evenly over stages."""
+        each = ceil_div(batch, self.pp)
+        return self.step.step_ns((), each, context * each // batch)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -73,12 +121,12 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         each = self.hardware.usd_per_hour or (
             self.accelerator.usd_per_hour if self.accelerator else None
         )
-        return each * self.tp if each else None
+        return each * self.gpus if each else None
 
     @property
     def power_w(self) -> float | None:
         """Rated power of one worker's accelerators, None where not known."""
-        return float(self.accelerator.tdp_w * self.tp) if self.accelerator else None
+        return float(self.accelerator.tdp_w * self.gpus) if self.accelerator else None
 
     def kv_blocks(self, block_size: int, memory_share: float, kv_dtype: str) -> int:
         """Blocks that fit beside the weights in `memory_share` of the memory.
@@ -86,7 +134,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         Raises CostError where the weights do not, or the memory is not known.
         """
         if self.kv_tokens:
-            return self.kv_tokens // block_size
+            return self._profiled_tokens(KV_ITEM_BYTES[kv_dtype]) // block_size
         if self.accelerator is None:
             raise CostError(
                 f"{self.title}: the memory of {self.hardware.accelerator!r} is not known; "
@@ -94,15 +142,26 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
             )
         memory = int(self.accelerator.memory_bytes * memory_share)
         shape = _with_kv(self.shape)
-        tokens = fits_tokens(shape, memory, self.tp, KV_ITEM_BYTES[kv_dtype])
+        tokens = fits_tokens(shape, memory, self.tp, KV_ITEM_BYTES[kv_dtype], self.pp)
         if tokens < block_size:
             raise CostError(
                 f"{self.shape.name} has {self.shape.weights_bytes / 1e9:.0f} GB of weights; "
-                f"{memory_share:.0%} of the memory of {self.tp} x {self.accelerator.name} is "
-                f"{self.tp * memory / 1e9:.0f} GB, which leaves no room for KV; a larger --tp, "
+                f"{memory_share:.0%} of the memory of {self.gpus} x {self.accelerator.name} is "
+                f"{self.gpus * memory / 1e9:.0f} GB, which leaves no room for KV; a larger --tp, "
                 "another accelerator or --kv-blocks is needed"
             )
         return tokens // block_size
+
+    def _profiled_tokens(self, item_bytes: float) -> int:
+        """What `kv_tokens` comes to on all stages: of weights there is one set all the same."""
+        if self.pp == 1:
+            return self.kv_tokens
+        weights = (
+            self.shape.weights_bytes
+            / self.tp
+            / self.shape.kv_bytes_per_rank(1, self.tp, item_bytes)
+        )
+        return self.pp * self.kv_tokens + math.floor((self.pp - 1) * weights)
 
 
 def read_machine(hardware: Hardware) -> Machine:
@@ -140,6 +199,7 @@ def _profiled(hardware: Hardware) -> Machine:
         most_batch=_most_batch(profile, hardware.extrapolate),
         most_prefill=_most_prefill(profile, hardware.extrapolate),
         kv_tokens=profile.max_kv_tokens or 0,
+        pp=hardware.pp,
     )
 
 
@@ -176,6 +236,7 @@ def _estimated(hardware: Hardware) -> Machine:
         shape=shape,
         accelerator=device,
         tp=hardware.tp,
+        pp=hardware.pp,
     )
 
 

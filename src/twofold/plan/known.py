@@ -32,6 +32,7 @@ def facts_of(
     slo = scenario.slo
     return Facts(
         tp=machine.tp,
+        pp=machine.pp,
         gpus=gpus,
         nodes=nodes,
         no_goal=math.isinf(slo.ttft_ms) and math.isinf(slo.tpot_ms),
@@ -89,12 +90,12 @@ def ms_per_token(machine: Machine, found: Summary, rate: float, gpus: int) -> fl
     The batch follows from the step and the step from the batch, so it is found by rounds. None
     where it does not settle inside the profile: then decode cannot keep up by itself.
     """
-    workers = max(1, gpus // machine.tp)
+    workers = max(1, gpus // machine.gpus)
     context = found.input_mean + found.output_mean / 2
     batch = 1
     try:
         for _ in range(_ROUNDS):
-            ms = machine.step.step_ns([], batch, round(batch * context)) / 1e6
+            ms = machine.decode_ns(batch, round(batch * context)) / 1e6
             more = max(1, math.ceil(rate / workers * found.output_mean * ms / 1e3))
             if more <= batch:
                 return ms
@@ -116,8 +117,9 @@ def start_scale(scenario: Scenario, found: Summary) -> float:
     for pool, machine in zip(scenario.pools, machines_of(scenario), strict=True):
         context = round(batch * (found.input_mean + found.output_mean / 2))
         try:
-            read_ns = machine.step.step_ns([(max(2, round(found.input_mean)), 0)], 0, 0)
-            write_ns = machine.step.step_ns([], batch, context) * found.output_mean / batch
+            prompt = (max(2, round(found.input_mean)), 0)
+            read_ns = machine.step.step_ns([prompt], 0, 0) / machine.pp
+            write_ns = machine.decode_ns(batch, context) * found.output_mean / batch
         except CostError:
             return 1.0
         took = {"prefill": read_ns, "decode": write_ns, "mixed": read_ns + write_ns}[pool.role]

@@ -1,9 +1,9 @@
 """The set-ups that a budget of accelerators allows: the space that a plan searches.
 
-DistServe's placement search, enumerated: every degree of tensor parallelism that is known, for
-each phase by itself, at every ratio of prefill to decode workers; and the same accelerators
-unsplit, at every chunk size and by either of two ways to spread requests over them. Pipeline
-parallelism is left out: no profile knows it.
+DistServe's placement search, enumerated: every degree of tensor and of pipeline parallelism that
+is known or asked for, for each phase by itself, at every ratio of prefill to decode workers; and
+the same accelerators unsplit, at every chunk size and by either of two ways to spread requests
+over them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 def weight(machine: Machine, equal: Equal) -> float:
     """What one worker takes of the budget. Raises SetupError where that is not known."""
     if equal == "gpus":
-        return float(machine.tp)
+        return float(machine.gpus)
     found = machine.usd_per_hour if equal == "cost" else machine.power_w
     if not found:
         what = "--usd-per-hour gives a price" if equal == "cost" else "--equal gpus needs none"
@@ -98,7 +98,7 @@ def enumerate_space(
     Raises SetupError where not even one worker fits.
     """
     weights = [weight(machine, equal) for machine in machines]
-    budget = gpus * weights[0] / machines[0].tp * (1 + 1e-9)
+    budget = gpus * weights[0] / machines[0].gpus * (1 + 1e-9)
     splits: list[Candidate] = []
     family = 0
     for i, prefill in enumerate(machines):
@@ -120,16 +120,22 @@ def enumerate_space(
             ]
             family += 1
     if not unsplit:
-        most = min(machine.tp for machine in machines)
+        most = min(machine.gpus for machine in machines)
         raise SetupError(f"--gpus {gpus}: fewer than one worker takes ({most})")
+    pps = {machine.pp for machine in machines}
     words = (
         f"{len(splits)} splits of {gpus} GPUs (tensor parallelism "
-        f"{', '.join(str(tp) for tp in sorted({m.tp for m in machines}))} for each phase, no "
-        f"pipeline parallelism) and {len(unsplit)} unsplit set-ups (chunks of "
+        f"{_each({m.tp for m in machines})} for each phase, "
+        f"{'no pipeline parallelism' if pps == {1} else f'pipeline parallelism {_each(pps)}'}"
+        f") and {len(unsplit)} unsplit set-ups (chunks of "
         f"{', '.join(str(chunk) for chunk in chunks)} tokens"
         f"{', two ways to route' if len(routings) > 1 else ''})"
     )
     return Space(splits=tuple(splits), unsplit=tuple(unsplit), words=words)
+
+
+def _each(degrees: set[int]) -> str:
+    return ", ".join(str(degree) for degree in sorted(degrees))
 
 
 def _ratios(budget: float, prefill: float, decode: float) -> list[tuple[int, int]]:
@@ -148,11 +154,13 @@ def _pool(machines: Sequence[Machine], machine: Machine, role: Role, count: int)
     """A pool that names what it runs on where that is not the same for all."""
     many_kinds = len({m.short_name for m in machines}) > 1
     many_tps = len({m.tp for m in machines}) > 1
+    many_pps = len({m.pp for m in machines}) > 1
     return Pool(
         role=role,
         count=count,
         accelerator=machine.short_name if many_kinds else "",
         tp=machine.tp if many_tps else 0,
+        pp=machine.pp if many_pps else 0,
     )
 
 

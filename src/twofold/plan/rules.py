@@ -47,8 +47,8 @@ def one_gpu(facts: Facts) -> Rule:
     """Fewer GPUs than two workers take."""
     if facts.gpus is None:
         return _unknown("one GPU", (("gpus",),))
-    have = facts.gpus // facts.tp
-    because = f"{count(facts.gpus, 'GPU')} at TP {facts.tp} {_make(facts.gpus)} "
+    have = facts.gpus // facts.worker_gpus
+    because = f"{count(facts.gpus, 'GPU')} at {facts.degree} {_make(facts.gpus)} "
     because += f"{count(have, 'worker')}; a split needs two"
     return Rule(rule="one GPU", holds=have < 2, because=because)
 
@@ -59,10 +59,10 @@ def too_few_gpus(facts: Facts) -> Rule:
     if facts.gpus is None or facts.prefill_workers is None or facts.decode_workers is None:
         needs = ("gpus", "prefill_workers", "decode_workers")
         return _unknown(name, _absent(facts, *needs))
-    need = (facts.prefill_workers + facts.decode_workers) * facts.tp
+    need = (facts.prefill_workers + facts.decode_workers) * facts.worker_gpus
     because = (
         f"{facts.prefill_workers} prefill and {count(facts.decode_workers, 'decode worker')} at "
-        f"TP {facts.tp} take {count(need, 'GPU')}; there {_are(facts.gpus)}"
+        f"{facts.degree} take {count(need, 'GPU')}; there {_are(facts.gpus)}"
     )
     return Rule(rule=name, holds=need > facts.gpus, because=because)
 
@@ -76,7 +76,7 @@ def one_node(facts: Facts) -> Rule:
     if nodes == 1:
         because = "both pools would share one host, and one fault would take both"
         if facts.gpus is not None:
-            ratios = max(facts.gpus // facts.tp - 1, 0)
+            ratios = max(facts.gpus // facts.worker_gpus - 1, 0)
             because += f"; {count(ratios, 'ratio')} of prefill to decode to choose from"
     return Rule(rule="one node", holds=nodes == 1, because=because)
 

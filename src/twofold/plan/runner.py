@@ -94,14 +94,19 @@ def _cluster(scenario: Scenario) -> Cluster:
 
     def nic_bytes_per_s(pool: Pool) -> int:
         machine = machine_of(scenario, pool)
-        return _each_link(scenario, [machine]) * machine.tp
+        return _each_link(scenario, [machine]) * machine.gpus
 
-    least_tp = min(machine.tp for machine in machines_of(scenario))
+    least_gpus = min(machine.gpus for machine in machines_of(scenario))
     return Cluster(
-        plan_workers(scenario.pools, lambda pool: _settle(scenario, pool), nic_bytes_per_s),
+        plan_workers(
+            scenario.pools,
+            lambda pool: _settle(scenario, pool),
+            nic_bytes_per_s,
+            lambda pool: machine_of(scenario, pool).pipeline,
+        ),
         link_bytes_per_s=pair_bytes_per_s,
         share_nics=scenario.link_sharing == "worker",
-        bounce_bytes_per_s=scenario.bounce_bytes_per_s * least_tp,
+        bounce_bytes_per_s=scenario.bounce_bytes_per_s * least_gpus,
         prepare_ns=scenario.prepare_ns,
         crashes=scenario.crashes,
         faults=_faults(scenario),
@@ -158,6 +163,7 @@ def _settle(scenario: Scenario, pool: Pool) -> tuple[Mapping[str, Any], StepTime
         "chunk_policy": scenario.chunk_policy,
         "chunk_cap_tokens": engine.chunk_cap_tokens,
         "chunk_goal_ns": _goal_ns(scenario.slo.tpot_ms),
+        "pipeline_stages": machine.pp,
     }
     return settings, machine.step
 
@@ -193,7 +199,7 @@ def link_bytes_per_s(scenario: Scenario) -> int:
         raise SetupError(
             f"{machines[0].title}: its network is not known; --link-gbytes-per-s says its speed"
         )
-    return each * min(machine.tp for machine in machines)
+    return each * min(machine.gpus for machine in machines)
 
 
 def _each_link(scenario: Scenario, machines: Sequence[Machine]) -> int:

@@ -107,7 +107,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def gpus(self) -> int:
         """Accelerators of all workers together."""
-        return sum(p.count * h.tp for p, h in zip(self.pools, self.hardware, strict=True))
+        return sum(p.count * h.gpus for p, h in zip(self.pools, self.hardware, strict=True))
 
     @property
     def split(self) -> bool:

@@ -72,7 +72,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     def gpus(self) -> int:
         """Accelerators that it uses."""
         pools = zip(self.candidate.pools, self.candidate.hardware, strict=True)
-        return sum(pool.count * hardware.tp for pool, hardware in pools)
+        return sum(pool.count * hardware.gpus for pool, hardware in pools)
 
     @property
     def interval(self) -> tuple[float, float] | None:

@@ -118,23 +118,29 @@ def place(
 
 def _named(pool: Pool, machines: Sequence[Machine]) -> Machine | None:
     """The machine that `pool` names; None where it names none."""
-    if not pool.accelerator and not pool.tp:
+    if not pool.says_what:
         return None
-    fit = [
+    near = [
         machine
         for machine in machines
         if pool.accelerator in ("", *machine.names) and pool.tp in (0, machine.tp)
     ]
+    fit = [machine for machine in near if pool.pp in (0, machine.pp)]
     if len(fit) == 1:
         return fit[0]
-    if not fit and machines and not machines[0].hardware.profile:
+    if len({(machine.sha256, machine.tp) for machine in near}) == 1 and not fit:
+        return read_machine(msgspec.structs.replace(near[0].hardware, pp=pool.pp))
+    if not near and machines and not machines[0].hardware.profile:
         first = machines[0].hardware
         return read_machine(
             msgspec.structs.replace(
-                first, accelerator=pool.accelerator or first.accelerator, tp=pool.tp or first.tp
+                first,
+                accelerator=pool.accelerator or first.accelerator,
+                tp=pool.tp or first.tp,
+                pp=pool.pp or first.pp,
             )
         )
-    there = ", ".join(f"{machine.short_name}:tp{machine.tp}" for machine in machines)
+    there = ", ".join(f"{machine.short_name}:{machine.degree}" for machine in machines)
     problem = "fits several profiles" if fit else "fits no profile"
     raise SetupError(f"--pools {pools_name([pool])}: {problem}; there are {there}")
 
@@ -142,9 +148,10 @@ def _named(pool: Pool, machines: Sequence[Machine]) -> Machine | None:
 def _spelled(pool: Pool, machine: Machine, machines: Sequence[Machine]) -> Pool:
     """`pool` with as much of what it runs on as tells it from the others."""
     kinds = {other.short_name for other in machines}
-    tps = {other.tp for other in machines}
+    tps, pps = {other.tp for other in machines}, {other.pp for other in machines}
     return msgspec.structs.replace(
         pool,
         accelerator=machine.short_name if len(kinds) > 1 else "",
         tp=machine.tp if len(tps) > 1 else 0,
+        pp=machine.pp if len(pps) > 1 else 0,
     )

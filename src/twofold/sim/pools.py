@@ -1,7 +1,7 @@
 """Which workers a simulated deployment has: "2P1D" and the like, as plans for single workers.
 
 A spec counts workers by role. With commas each part may say what it runs on and over how many
-accelerators: "2P:h100,2D:h200" or "1P:tp4,4D:tp1".
+accelerators: "2P:h100,2D:h200", "1P:tp4,4D:tp1", or "1P:tp2:pp2,4D:tp1" with stages of two each.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Role = Literal["prefill", "decode", "mixed"]
 _ROLES: Final[Mapping[str, Role]] = {"P": "prefill", "D": "decode", "M": "mixed"}
 _LETTERS: Final[Mapping[Role, str]] = {"prefill": "P", "decode": "D", "mixed": "M"}
 _COUNTS: Final = re.compile(r"(?:\d{1,6}[PDM])+", re.IGNORECASE)
-_TP: Final = re.compile(r"tp(\d{1,4})", re.IGNORECASE)
+_DEGREE: Final = re.compile(r"([tp])p(\d{1,4})", re.IGNORECASE)
 _MOST_WORKERS: Final = 100_000
 
 
@@ -29,12 +29,18 @@ class PoolsError(ValueError):
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
-    """Workers of one kind. `accelerator` "" and `tp` 0: whatever the deployment's default is."""
+    """Workers of one kind. `accelerator` "", `tp` and `pp` 0: whatever the deployment has."""
 
     role: Role
     count: int
     accelerator: str = ""
     tp: int = 0
+    pp: int = 0
+
+    @property
+    def says_what(self) -> bool:
+        """Whether it says what it runs on."""
+        return bool(self.accelerator or self.tp or self.pp)
 
 
 class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,21 +80,24 @@ def _part(spec: str, part: str) -> list[Pool]:
     counts, *kinds = part.split(":")
     if not _COUNTS.fullmatch(counts):
         raise PoolsError(f"pools {spec!r}: counts of P, D and M are right, as in 2P1D or 3M")
-    accelerator, tp = "", 0
+    accelerator, degrees = "", {"t": 0, "p": 0}
     for kind in kinds:
-        if match := _TP.fullmatch(kind):
-            tp = int(match[1])
+        if match := _DEGREE.fullmatch(kind):
+            degrees[match[1].lower()] = int(match[2])
+            if not int(match[2]):
+                raise PoolsError(f"pools {spec!r}: {match[1].lower()}p is 1 or more, as in 2P:tp2")
         elif kind and not accelerator:
             accelerator = kind.lower()
         else:
             raise PoolsError(
                 f"pools {spec!r}: {part!r} is not COUNT, role and what it runs on, "
-                "as in 2P:h100 or 2P:h100:tp2"
+                "as in 2P:h100, 2P:h100:tp2 or 2P:tp2:pp2"
             )
-    if kinds and not (tp or accelerator):
-        raise PoolsError(f"pools {spec!r}: tp is 1 or more, as in 2P:tp2")
+    tp, pp = degrees.values()
+    if kinds and not (tp or pp or accelerator):
+        raise PoolsError(f"pools {spec!r}: nothing follows a colon; 2P:h100 or 2P:tp2 is right")
     return [
-        Pool(role=_ROLES[letter], count=int(digits), accelerator=accelerator, tp=tp)
+        Pool(role=_ROLES[letter], count=int(digits), accelerator=accelerator, tp=tp, pp=pp)
         for digits, letter in re.findall(r"(\d+)([A-Z])", counts.upper())
     ]
 
@@ -99,6 +108,7 @@ def pools_name(pools: Sequence[Pool]) -> str:
         f"{pool.count}{_LETTERS[pool.role]}"
         + (f":{pool.accelerator}" if pool.accelerator else "")
         + (f":tp{pool.tp}" if pool.tp else "")
+        + (f":pp{pool.pp}" if pool.pp else "")
         for pool in pools
     ]
     return ("," if any(":" in part for part in parts) else "").join(parts)
@@ -108,6 +118,7 @@ def plan_workers(
     pools: Sequence[Pool],
     make: Callable[[Pool], tuple[Mapping[str, Any], StepTime]],
     nic_bytes_per_s: Callable[[Pool], int] = lambda pool: 0,
+    pipeline: Callable[[Pool], Pipeline | None] = lambda pool: None,
 ) -> list[WorkerPlan]:
     """Workers named prefill-0, decode-0, mixed-0 and so on; `make` settles those of one pool."""
     made: dict[Role, list[WorkerPlan]] = {}
@@ -123,6 +134,7 @@ def plan_workers(
                     settings=settings,
                     step=step,
                     nic_bytes_per_s=nic_bytes_per_s(pool),
+                    pipeline=pipeline(pool),
                 )
             )
     return [plan for workers in made.values() for plan in workers]
@@ -139,7 +151,7 @@ def plan_pools(
     Raises PoolsError as `parse_pools` does, and where the spec names what workers run on.
     """
     pools = parse_pools(spec)
-    if any(pool.accelerator or pool.tp for pool in pools):
+    if any(pool.says_what for pool in pools):
         raise PoolsError(f"pools {spec!r}: these workers are all alike; leave out what follows :")
     return plan_workers(
         pools, lambda pool: ({**settings, **(by_role or {}).get(pool.role, {})}, step)
