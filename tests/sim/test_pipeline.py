@@ -11,7 +11,7 @@ import pytest
 from tests.sim.support import LEG, MS, SETTINGS, audited, cluster, one
 from twofold.cost.pipeline import Pipeline
 from twofold.cost.step import LinearStep
-from twofold.sim import Cluster
+from twofold.sim import Cluster, SeededFaults
 from twofold.sim.pools import WorkerPlan
 from twofold.sim.stages import Stages, layer_marks
 from twofold.trace import TraceRequest
@@ -112,6 +112,34 @@ def test_all_invariants_hold_with_tight_pools(mode: str, stages: int) -> None:
     assert {record.outcome for record in records} == {"finished"}
     cores = [worker.core for worker in made.workers.values()]
     assert sum(core.engine.n_preemptions for core in cores if core is not None) > 0
+
+
+def test_a_step_that_fails_spoils_those_behind_it_of_the_same_prompt() -> None:
+    requests = [one(400, 5, i * 8 * MS) for i in range(60)]
+    records, _ = audited(
+        "2M",
+        requests,
+        settings={"pipeline_stages": 3, "max_num_batched_tokens": 64},
+        faults=SeededFaults(seed=3, fail_step=0.03),
+    )
+    assert {record.outcome for record in records} == {"finished", "failed"}
+
+
+def test_handoffs_are_prepared_when_the_first_stage_is_free() -> None:
+    """On decode's loop, in pull: between steps, which begin whenever the first stage is free."""
+    more = {}
+    for stages in (1, 2):
+        ttft_ns = []
+        for prepare_ns in (0, MS):
+            made = cluster(
+                "1P1D",
+                settings={"pipeline_stages": stages},
+                step=LinearStep(8 * MS, 0),
+                prepare_ns=prepare_ns,
+            )
+            ttft_ns.append(made.run(iter([one(4, 20), one(4, 20, 11 * MS)]))[1].ttft_ns or 0)
+        more[stages] = ttft_ns[1] - ttft_ns[0]
+    assert more[1] > more[2] > MS
 
 
 def test_layers_of_the_first_stages_are_sent_before_the_last_is_through() -> None:

@@ -57,6 +57,30 @@ def test_a_cap_holds_for_all_prompts_of_a_step_together() -> None:
     worker.verify_idle()
 
 
+def test_steps_of_a_pipeline_took_what_passed_since_each_began() -> None:
+    chunks = Chunks("tpot_goal", 0, 100 * MS, 1)
+    chunks.began(0)
+    chunks.began(10 * MS)
+    chunks.began(20 * MS)
+    chunks.ended(step(1, 1), 40 * MS)
+    assert chunks._decode_ns == 40 * MS
+    chunks.failed()
+    chunks.ended(step(1, 1), 50 * MS)
+    assert chunks._decode_ns == 30 * MS
+
+
+def test_a_step_that_fails_is_no_measure() -> None:
+    worker = FakeWorker("w", chunk_policy="tpot_goal", chunk_goal_ns=100 * MS)
+    worker.send(submit(1, 4), 0)
+    worker.fail_step(7 * MS)
+    worker.send(submit(2, 4, max_tokens=2), 10 * MS)
+    worker.finish_step(12 * MS)
+    worker.finish_step(15 * MS)
+    chunks = worker.core.engine.chunks
+    assert chunks is not None
+    assert chunks._decode_ns == 3 * MS
+
+
 def test_a_goal_leaves_prompts_what_decoding_does_not_take() -> None:
     """Steps of 2 ms for decoding and 10 us a prompt token, 3 ms wanted: 100 tokens."""
     chunks = Chunks("tpot_goal", cap_tokens=0, goal_ns=3 * MS, least_tokens=4)

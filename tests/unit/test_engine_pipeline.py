@@ -81,6 +81,24 @@ def test_whoever_is_in_a_step_is_not_preempted() -> None:
     worker.verify_idle()
 
 
+def test_one_that_lacks_a_block_sits_out_while_others_compute() -> None:
+    """Those may be about to end: nothing is thrown away before that is known."""
+    limits = {"n_blocks": 4, "max_num_seqs": 2, "max_num_batched_tokens": 7}
+    worker = FakeWorker("w", pipeline_stages=2, prefix_caching=False, **limits)
+    worker.send(submit(1, 2 * B - 1, max_tokens=6))
+    worker.send(submit(2, 2 * B, max_tokens=1))
+    for _ in range(3):
+        worker.finish_step()
+    assert in_flight(worker) == [[(2, 2 * B - 1, 1)]]  # its last; the other needs a third block
+    worker.finish_step()
+    assert in_flight(worker) == [[(1, 2 * B, 1)]]
+    worker.run()
+    assert worker.core.engine.n_preemptions == 0
+    for i in (1, 2):
+        worker.verify_output(i)
+    worker.verify_idle()
+
+
 def test_blocks_of_an_aborted_prompt_come_back_when_its_last_step_is_done() -> None:
     worker = FakeWorker("w", pipeline_stages=3)
     worker.send(submit(1, 22))
