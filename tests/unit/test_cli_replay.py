@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.unit.plan_support import command, requests, write_profile, write_requests
+from tests.unit.plan_support import command, decoded, requests, write_profile, write_requests
 from twofold.cli import replay_jobs
 from twofold.cli.plan_run import frontier
 from twofold.plan.execute import Here
@@ -289,6 +289,27 @@ def test_a_plan_is_shown_and_written(files: tuple[Path, Path], tmp_path: Path) -
     assert plan.frontier
     assert "short prompts" in [rule.rule for rule in plan.rules]
     assert " tokens or more" not in plan.because
+
+
+def test_a_plan_simulates_what_preparing_a_handoff_takes(files: tuple[Path, Path]) -> None:
+    """On decode's loop, in pull: at 100 ms a handoff, 8 a second take most of it."""
+    trace, profile = files
+    held, stalls = {}, {}
+    for ms in (0, 100):
+        code, out, err = command(
+            *("plan", trace, "--profile", profile, "--gpus", 2, "--quick"),
+            *("--slo-ttft", 1, "--slo-tpot", 0.03, "--chunk", 2048, "--resamples", 0),
+            *("--jobs", 1, "--json", "-", "--prepare-ms", ms),
+        )
+        assert code == 0, err
+        plan = decoded(out)
+        split = plan["best_split"]
+        assert isinstance(split, dict)
+        held[ms] = split["goodput_per_gpu"]["value"]
+        rules = {rule["rule"]: rule["holds"] for rule in plan["rules"]}  # type: ignore[attr-defined]
+        stalls[ms] = rules["handoff preparation stalls decode"]
+    assert held[100] < held[0] / 2
+    assert stalls == {0: False, 100: True}
 
 
 def test_the_frontier_has_no_run_that_another_beats(files: tuple[Path, Path]) -> None:

@@ -94,8 +94,6 @@ def _part(spec: str, part: str) -> list[Pool]:
                 "as in 2P:h100, 2P:h100:tp2 or 2P:tp2:pp2"
             )
     tp, pp = degrees.values()
-    if kinds and not (tp or pp or accelerator):
-        raise PoolsError(f"pools {spec!r}: nothing follows a colon; 2P:h100 or 2P:tp2 is right")
     return [
         Pool(role=_ROLES[letter], count=int(digits), accelerator=accelerator, tp=tp, pp=pp)
         for digits, letter in re.findall(r"(\d+)([A-Z])", counts.upper())
