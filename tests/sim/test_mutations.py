@@ -281,6 +281,21 @@ def let_late_layers_land(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PushSource, "write_done", end)
 
 
+def preempt_in_mid_step(patch: pytest.MonkeyPatch) -> None:
+    """A pipeline: blocks that a step in flight writes are taken for another sequence."""
+
+    def greedy(engine: Engine, request: Any) -> bool:
+        while engine.pool.available == 0:
+            victim = engine.running[-1]
+            engine._preempt(victim)
+            if victim is request:
+                return False
+        request.blocks += engine.pool.allocate(1)
+        return True
+
+    patch.setattr(Engine, "_grow", greedy)
+
+
 class Planted(NamedTuple):
     """`first_seed` is known to fail, of schedules of `n_requests`.
 
@@ -329,6 +344,8 @@ PLANTED: Final = (
     Planted(retry_in_silence, "push", 0, to_fail=False),
     Planted(commit_on_partial_layer_ranges, "layerwise", 9),
     Planted(let_late_layers_land, "layerwise", 18),
+    Planted(preempt_in_mid_step, "pull", 6),
+    Planted(preempt_in_mid_step, "layerwise", 27),
 )
 
 
