@@ -10,6 +10,7 @@ from benchmarks.published import (
     arithmetic,
     distserve,
     distserve_curves,
+    distserve_parallelism,
     h100,
     mooncake,
     mooncake_reuse,
@@ -33,6 +34,7 @@ ARITHMETIC: Final[dict[str, Check]] = {
     "paging": arithmetic.paging_rows,
     "traces": arithmetic.trace_rows,
     "distserve-arithmetic": arithmetic.distserve_rows,
+    "distserve-memory": distserve_parallelism.memory_rows,
     "mooncake-arithmetic": arithmetic.mooncake_rows,
 }
 
@@ -48,6 +50,7 @@ _SPLITS: Final[dict[str, Check]] = {
 
 CHECKS: Final[dict[str, Check]] = {
     **ARITHMETIC,
+    "distserve-queues": distserve_parallelism.queue_rows,
     "distserve-toy": distserve.toy_rows,
     "distserve-example": distserve.example_rows,
     **_CURVES,

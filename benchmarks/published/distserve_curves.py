@@ -17,6 +17,7 @@ from benchmarks.published.distserve import (
     OVERHEAD,
     SAMPLED,
     SOURCE,
+    STAGES,
     STANDIN,
     STANDIN_ARXIV,
     Placement,
@@ -135,7 +136,7 @@ def _conditions(data: Data, case: Case, system: str) -> str:
             f"{OVERHEAD.format('DistServe')}, prefill steps up to 8,192 tokens, NVLink 300 GB/s"
         )
         if place.decode_pp > 1:
-            engine += "; a pipeline of 2 is run as 2 workers with half of its KV each"
+            engine += f"; {STAGES}"
         engine += f"; {SAMPLED}"
         gpus = place.gpus
     else:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold.cost.models import ModelShape
+from twofold.cost.pipeline import Pipeline
 from twofold.cost.step import PrefillPart, StepTime
 from twofold.metrics.record import RequestRecord
 from twofold.plan.hardware import layout_of
@@ -30,13 +31,18 @@ NO_LATENCY: Final[Mapping[str, int]] = {
 
 
 class Workers(msgspec.Struct, frozen=True, kw_only=True):
-    """What one role's workers are: KV tokens, slots, tokens of a step, and step times."""
+    """What one role's workers are: KV tokens, slots, tokens of a step, and step times.
+
+    `step` is of all layers, which the stages of `pipeline` share out; `kv_tokens` are what all
+    stages together hold, each token's KV being spread over them.
+    """
 
     step: StepTime
     kv_tokens: int
     max_num_seqs: int = 1024
     budget: int = 8192
     prefix_caching: bool = False
+    pipeline: Pipeline = Pipeline()
 
 
 def simulate(
@@ -72,8 +78,11 @@ def _plans(
 ) -> list[WorkerPlan]:
     layout = layout_of(shape, block, "float16")
 
+    def of(pool: Pool) -> Workers:
+        return workers if isinstance(workers, Workers) else workers[pool.role]
+
     def make(pool: Pool) -> tuple[dict[str, Any], StepTime]:
-        own = workers if isinstance(workers, Workers) else workers[pool.role]
+        own = of(pool)
         settings = {
             "layout": layout,
             "n_blocks": own.kv_tokens // block,
@@ -83,10 +92,11 @@ def _plans(
             "max_waiting": 10**6,
             "prefix_caching": own.prefix_caching,
             "handoff": handoff,
+            "pipeline_stages": own.pipeline.stages,
         }
         return settings, own.step
 
-    return plan_workers(parse_pools(pools), make)
+    return plan_workers(parse_pools(pools), make, pipeline=lambda pool: of(pool).pipeline)
 
 
 class ClosedLoop(Cluster):
