@@ -79,10 +79,10 @@ def memory_rows(data: Data) -> list[Row]:
     lower = _worst(fits(data, spec))
     conditions = (
         f"{KV_SHARE:g} of {A100_BYTES / 2**30:.2f} GiB for weights and KV: its script's 0.95 less "
-        "0.01, and the one size that its table allows for an A100-80G; float16, blocks of "
-        f"{BLOCK}; errors without sign. DistServe has whole embeddings and biases on every GPU, we "
-        f"spread them over all; counted its way {same} of all {len(found)} rows are the table's "
-        f"own. With the {accelerator('a100').memory_bytes / 1e9:g} GB of our accelerator table "
+        "0.01, and the size of an A100-80G as fitted to the whole table by its script's formula; "
+        f"float16, blocks of {BLOCK}; errors without sign. DistServe has whole embeddings and "
+        "biases on every GPU, we spread them over all; counted its way, that one size gives "
+        f"{same} of {len(found)} rows to the token. With the {accelerator('a100').memory_bytes / 1e9:g} GB of our accelerator table "
         f"the worst is {lower.error_pct:+.0f} % ({_told(lower)})"
     )
     rows = []
@@ -187,8 +187,8 @@ def queue_rows(data: Data) -> list[Row]:
     conditions = (
         f"OPT-13B, prompts of {PROMPT} tokens, one a step, D = {d * 1e3:.1f} ms and K = {k:.2f} of "
         f"the shipped fits of TP1 and TP2 (the paper leaves both open), {prefills.requests:,} "
-        "Poisson requests (seed 0), nothing on the way between stages; published are the "
-        "formulas' values"
+        "Poisson requests (seed 0), nothing on the way between stages; published are the values "
+        "of the section's formulas for M/D/1 queues"
     )
     rows = []
     for way, name in (("intra", "intra-operator (TP2)"), ("inter", "inter-operator (PP2)")):

@@ -93,6 +93,16 @@ def test_overhead_of_a_prefill_grows_with_its_stages() -> None:
         assert decode == pytest.approx((2.0 + 2000e-4) * 1e6, abs=2)
 
 
+def test_the_prefill_of_a_pair_is_a_pipeline_with_that_overhead() -> None:
+    """The second prompt comes 1 ms after the first, and is read when that leaves its stage."""
+    data = shipped()
+    place = Placement(model="opt-13b", prefill_tp=1, prefill_pp=2, decode_tp=1)
+    step = step_time(with_overhead(fit(data, "opt-13b", 1), 2))
+    whole_ms = step.step_ns([(600, 0)], 0, 0) / NS_PER_MS
+    times = run_split(data, place, [TraceRequest(0, 600, 5), TraceRequest(NS_PER_MS, 600, 5)])
+    assert [t.ttft for t in times] == pytest.approx([whole_ms, 1.5 * whole_ms - 1], abs=1e-3)
+
+
 def test_the_example_searches_both_degrees_of_both_phases() -> None:
     data = shipped()
     found = placements(data, "opt-13b", 4)
