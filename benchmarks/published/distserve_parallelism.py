@@ -83,7 +83,8 @@ def memory_rows(data: Data) -> list[Row]:
         f"float16, blocks of {BLOCK}; errors without sign. DistServe has whole embeddings and "
         "biases on every GPU, we spread them over all; counted its way, that one size gives "
         f"{same} of {len(found)} rows to the token. With the "
-        f"{accelerator('a100').memory_bytes / 1e9:g} GB of our accelerator table the worst is {lower.error_pct:+.0f} % ({_told(lower)})"
+        f"{accelerator('a100').memory_bytes / 1e9:g} GB of our accelerator table the "
+        f"worst is {lower.error_pct:+.0f} % ({_told(lower)})"
     )
     rows = []
     for name in dict.fromkeys(row.shape.name for row in found):
