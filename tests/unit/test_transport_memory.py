@@ -9,7 +9,6 @@ import resource
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.transport_support import mapped_bytes
 from twofold.transport import pages
 from twofold.transport.checksum import checksums, combined
 from twofold.transport.memory import HEADER_BYTES, PoolMemory
@@ -29,14 +29,6 @@ from twofold.transport.segment import (
 )
 
 EPOCH = bytes(range(16))
-
-
-def mapped_bytes(cells: np.ndarray[Any, np.dtype[np.uint8]]) -> int:
-    """How much of the blocks `cells` has pages in this process."""
-    begins = f"{int(cells.ctypes.data) - HEADER_BYTES:x}-"
-    smaps = Path("/proc/self/smaps").read_text()
-    resident = smaps[smaps.index(begins) :].partition("\nRss:")[2].split()[0]
-    return int(resident) * 1024 - HEADER_BYTES
 
 
 def test_blocks_begin_after_the_header_and_can_be_written_through_arrays() -> None:
@@ -87,7 +79,7 @@ def test_populate_gives_zeroed_memory_with_every_page_mapped_for_writing() -> No
     cells[:] = 1
     # Of 1,024 pages; numpy itself may need a few.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 100
-    assert mapped_bytes(cells) == cells.size
+    assert mapped_bytes(memory) == memory.n_bytes
     del cells
     memory.close()
 
@@ -98,7 +90,7 @@ def test_where_the_kernel_cannot_populate_pages_are_written_one_by_one(
     monkeypatch.setattr(pages, "_madvise", lambda *_: -1)
     memory = PoolMemory(64, 64 * 1024, EPOCH, populate=True)
     cells = np.frombuffer(memory.buffer, np.uint8)
-    assert mapped_bytes(cells) == cells.size
+    assert mapped_bytes(memory) == memory.n_bytes
     del cells
     memory.close()
 
