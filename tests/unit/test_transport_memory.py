@@ -104,6 +104,14 @@ def test_too_little_memory_is_told_with_the_bytes_and_nothing_is_kept() -> None:
     assert os.listdir("/proc/self/fd") == before
 
 
+def test_nothing_is_taken_where_all_cannot_be() -> None:
+    fd = os.memfd_create("pool")
+    with pytest.raises(OSError, match=f"needs {150 << 20} bytes of memory, and {149 << 20} can"):
+        pages.take(fd, 150 << 20, lambda: 149 << 20)
+    assert os.fstat(fd).st_size == 0
+    os.close(fd)
+
+
 def test_memory_that_others_take_meanwhile_is_missed_before_the_kernel_ends_someone() -> None:
     fd = os.memfd_create("pool")
     left = [200 << 20, 100 << 20, 10 << 20]

@@ -153,26 +153,28 @@ def test_a_peers_pool_is_mapped_whole_soon_after_the_first_copy(writing: bool) -
 def test_before_that_each_run_is_mapped_in_one_call_and_no_run_twice(
     monkeypatch: pytest.MonkeyPatch, writing: bool
 ) -> None:
-    calls: list[tuple[int, int]] = []
+    calls: list[tuple[int, int, int]] = []
 
     def noted(address: int, n_bytes: int, advice: int) -> int:
-        calls.append((n_bytes, advice))
+        calls.append((address, n_bytes, advice))
         return 0
 
     monkeypatch.setattr(pages, "_madvise", noted)
     monkeypatch.setattr(shm, "_PAUSE_S", 60.0)
     advice = 23 if writing else 22
     with two_sides("shm", **LARGE) as (peer, own):
-        copy(own, peer, 1, [(5, 5), (6, 6), (900, 900)], writing)
-        assert calls == [(2 * 65536, advice), (65536, advice)]
+        pairs = [(5, 105), (6, 106), (900, 300)]  # of the peer's and ours
+        copy(own, peer, 1, [pair[::-1] for pair in pairs] if writing else pairs, writing)
+        begin = calls[0][0]
+        assert calls == [(begin, 2 * 65536, advice), (begin + 895 * 65536, 65536, advice)]
     calls.clear()
     monkeypatch.setattr(shm, "_PAUSE_S", 0.0)
     with two_sides("shm", **LARGE) as (peer, own):
         copy(own, peer, 1, [(5, 5)], writing)
         size = HEADER_BYTES + peer.memory.n_bytes
-        wait_until(lambda: sum(n for n, _ in calls[1:]) == size, "whole mapping")
+        wait_until(lambda: sum(n for _, n, _ in calls[1:]) == size, "whole mapping")
         copy(own, peer, 2, [(5, 5), (900, 900)], writing)
-        assert sum(n for n, _ in calls[1:]) == size
+        assert sum(n for _, n, _ in calls[1:]) == size
 
 
 def test_where_the_kernel_cannot_map_ahead_copies_are_as_good(
