@@ -133,6 +133,35 @@ def test_a_dead_peers_pool_is_let_go_of_without_another_read(
         assert own.read(3, peer.segment, [(0, 0)]).ok
 
 
+def test_a_dead_peers_pool_is_let_go_of_amid_reads_from_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shm, "_SWEEP_S", 0.1)
+    before = mapped_pools()
+    with two_sides("shm") as (peer, own), Child("shm", 64, 1000) as child:
+        assert own.read(1, child.segment, [(0, 0)]).ok
+        child.kill()
+
+        def let_go() -> bool:
+            assert own.read(2, peer.segment, [(0, 0)]).ok
+            return mapped_pools() == before + 3
+
+        wait_until(let_go, "end of the dead peer's mapping")
+
+
+def test_a_dead_peers_pool_is_let_go_of_before_all_of_it_is_mapped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shm, "_SWEEP_S", 0.01)
+    monkeypatch.setattr(pages, "SLICE_BYTES", 4096)
+    before = mapped_pools()
+    with closing(Side("shm", block_bytes=65536)) as own, Child("shm", 1024, 65536) as child:
+        assert own.read(1, child.segment, [(0, 0)]).ok
+        child.kill()
+        # Mapping all of it would take 16,385 slices, a millisecond apart.
+        wait_until(lambda: mapped_pools() == before + 1, "end of the mapping", 8.0)
+
+
 LARGE = {"block_bytes": 64 * 1024, "n_blocks": 1024}  # several slices
 
 

@@ -12,6 +12,7 @@ import os
 import queue
 import stat
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
@@ -184,6 +185,7 @@ class ShmTransport:
         self._memory: PoolMemory | None = None
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._closing = False
+        self._sweep_at_s = 0.0
         self._thread = threading.Thread(target=self._work, name="kv-shm", daemon=True)
 
     def register(self, memory: PoolMemory) -> str:
@@ -269,6 +271,11 @@ class ShmTransport:
     def _next_job(self) -> _Job | None:
         """Wait for a job, or for None, the end. What is left to map is mapped meanwhile."""
         while True:
+            now_s = time.monotonic()
+            if now_s >= self._sweep_at_s:
+                self._sweep_at_s = now_s + _SWEEP_S
+                self._read_from.sweep()
+                self._write_to.sweep()
             left = self._read_from.unmapped() or self._write_to.unmapped()
             kept = len(self._read_from) + len(self._write_to)
             try:
@@ -276,9 +283,6 @@ class ShmTransport:
             except queue.Empty:
                 if left:
                     left.more()
-                else:
-                    self._read_from.sweep()
-                    self._write_to.sweep()
 
     def _copy(self, job: _Job, mappings: _Mappings, memory: PoolMemory, own: _Bytes) -> Completion:
         size = memory.block_bytes
