@@ -186,8 +186,8 @@ async def _round(
 
 
 async def _warm(pairs: Pairs, sizes: Sizes) -> None:
-    """Touch every page of every pool on both sides: the first pass over one is several times
-    slower, and a worker that has served for a minute has it behind it.
+    """Touch every page of every pool on both sides, so that all have been mapped, by whatever
+    transport: a worker that has served for a minute has that behind it.
     """
     blocks = (sizes.handoff_tokens - 1) // BLOCK_SIZE
     for config in pairs.configs:

@@ -103,7 +103,7 @@ async def _drive(live: Live, sizes: Sizes, parts: list[str]) -> Asked:
         await live.start()
         prefills = []
         for config in live.configs:
-            # The first write to each page through a new mapping is slow, and is not measured.
+            # Connections and mappings are made for the first; that is not measured.
             await live.ask(config, random_ids(rng, max(sizes.lengths)), 4)
             for _ in range(2):
                 answer = await live.ask(config, random_ids(rng, sizes.slots_prompt), 4)

@@ -77,3 +77,8 @@ def test_without_a_buffer_there_is_nothing_to_export_to() -> None:
 def test_bad_buffers_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         KVPool(**{**SHAPE, **change})
+
+
+def test_too_little_memory_on_the_device_is_told_with_the_bytes() -> None:
+    with pytest.raises(MemoryError, match=rf"needs {2**40 * BLOCK_BYTES} bytes of memory on cpu: "):
+        KVPool(**SHAPE | {"num_blocks": 2**40})

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
+import resource
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +16,8 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.transport_support import mapped_bytes
+from twofold.transport import pages
 from twofold.transport.checksum import checksums, combined
 from twofold.transport.memory import HEADER_BYTES, PoolMemory
 from twofold.transport.segment import (
@@ -66,10 +71,84 @@ def test_close_takes_the_epoch_from_those_who_have_it_mapped() -> None:
         assert mapped[:64] == bytes(64)
 
 
-def test_populate_gives_memory_that_is_there_at_once() -> None:
-    memory = PoolMemory(4, 4096, EPOCH, populate=True)
-    assert bytes(memory.buffer) == bytes(4 * 4096)
+def test_populate_gives_zeroed_memory_with_every_page_mapped_for_writing() -> None:
+    memory = PoolMemory(64, 64 * 1024, EPOCH, populate=True)
+    cells = np.frombuffer(memory.buffer, np.uint8)
+    assert not cells.any()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    cells[:] = 1
+    # Of 1,024 pages; numpy itself may need a few.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 100
+    assert mapped_bytes(memory) == memory.n_bytes
+    del cells
     memory.close()
+
+
+def test_where_the_kernel_cannot_populate_pages_are_written_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pages, "_madvise", lambda *_: -1)
+    memory = PoolMemory(64, 64 * 1024, EPOCH, populate=True)
+    cells = np.frombuffer(memory.buffer, np.uint8)
+    assert mapped_bytes(memory) == memory.n_bytes
+    del cells
+    memory.close()
+
+
+def test_too_little_memory_is_told_with_the_bytes_and_nothing_is_kept() -> None:
+    before = os.listdir("/proc/self/fd")
+    n_blocks, block_bytes = 2**20, 2**30
+    need = HEADER_BYTES + n_blocks * block_bytes
+    with pytest.raises(OSError, match=rf"needs {need} bytes of memory, and \d+ can be had"):
+        PoolMemory(n_blocks, block_bytes, EPOCH, populate=True)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_nothing_is_taken_where_all_cannot_be() -> None:
+    fd = os.memfd_create("pool")
+    with pytest.raises(OSError, match=f"needs {150 << 20} bytes of memory, and {149 << 20} can"):
+        pages.take(fd, 150 << 20, lambda: 149 << 20)
+    assert os.fstat(fd).st_size == 0
+    os.close(fd)
+
+
+def test_memory_that_others_take_meanwhile_is_missed_before_the_kernel_ends_someone() -> None:
+    fd = os.memfd_create("pool")
+    left = [200 << 20, 100 << 20, 10 << 20]
+    with pytest.raises(OSError, match=f"needs {150 << 20} bytes of memory, and {138 << 20} can"):
+        pages.take(fd, 150 << 20, lambda: left.pop(0))
+    os.close(fd)
+
+
+def test_a_refusal_by_the_kernel_is_told_with_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_fd: int, _first: int, _size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match=f"needs {HEADER_BYTES + 400} bytes of memory, and 0 can"):
+        PoolMemory(4, 100, EPOCH, populate=True)
+
+
+def test_what_is_available_is_within_the_machines_memory() -> None:
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < pages.available_bytes() <= physical
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "inactive"),
+    [
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ],
+)
+def test_a_containers_limit_counts(tmp_path: Path, limit: str, used: str, inactive: str) -> None:
+    (tmp_path / "memory").mkdir()
+    (tmp_path / limit).write_text("1000000\n")
+    (tmp_path / used).write_text("700000\n")
+    (tmp_path / limit).with_name("memory.stat").write_text(f"anon 1\n{inactive} 100000\n")
+    assert pages.available_bytes(tmp_path) == 400_000
+    (tmp_path / limit).write_text("max\n")
+    assert pages.available_bytes(tmp_path) > 1_000_000
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from twofold.transport.base import Completion, Transport
 from twofold.transport.foreign import ForeignTransport
 from twofold.transport.foreign_link import Engine, EngineError
-from twofold.transport.memory import PoolMemory
+from twofold.transport.memory import HEADER_BYTES, PoolMemory
 from twofold.transport.mooncake import MooncakeEngine
 from twofold.transport.nixl import NixlEngine
 from twofold.transport.shm import ShmTransport
@@ -51,6 +53,14 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 10.0
     while not condition():
         assert time.monotonic() < deadline, f"no {what} in {timeout_s} s"
         time.sleep(0.001)
+
+
+def mapped_bytes(memory: PoolMemory) -> int:
+    """How much of a pool's blocks has pages in this process."""
+    address = int(np.frombuffer(memory.buffer, np.uint8).ctypes.data) - HEADER_BYTES
+    smaps = Path("/proc/self/smaps").read_text()
+    mapping = smaps[smaps.index(f"{address:x}-") :]
+    return int(mapping.partition("\nRss:")[2].split()[0]) * 1024 - HEADER_BYTES
 
 
 class Side:

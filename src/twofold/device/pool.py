@@ -7,6 +7,7 @@ third axis holds keys, 1 values. Block i is bytes `i * bytes_per_block` to
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -26,7 +27,8 @@ class KVPool:
     blocks pass between pool and buffer only by `export_blocks` and `import_blocks`. Without a
     buffer there is nothing to export to.
 
-    Raises ValueError when the buffer is read-only or too small.
+    Raises ValueError when the buffer is read-only or too small, and MemoryError when the device has
+    too little memory.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class KVPool:
         else:
             # Zeroed, since attention multiplies the masked slots of a block by zero, and that
             # needs them to be numbers (see `StepBatch`).
-            self.blocks = torch.zeros(shape, dtype=dtype, device=device)
+            self.blocks = self._zeros(shape, dtype, device)
             self._host = host
 
     def _over(self, buffer: memoryview, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -69,6 +71,16 @@ class KVPool:
             raise ValueError(f"the KV buffer has {buffer.nbytes} bytes, the pool needs {need}")
         count = need // dtype.itemsize
         return torch.frombuffer(buffer, dtype=dtype, count=count).view(shape)
+
+    @staticmethod
+    def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        try:
+            return torch.zeros(shape, dtype=dtype, device=device)
+        except RuntimeError as error:
+            # Of memory that it cannot have, torch says so with this class or one below it.
+            n_bytes = math.prod(shape) * dtype.itemsize
+            reason = str(error).partition("\n")[0]
+            raise MemoryError(f"needs {n_bytes} bytes of memory on {device}: {reason}") from error
 
     @property
     def staged(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from twofold.config import WorkerSettings
+from twofold.config import EngineSettings, WorkerSettings
 from twofold.core import journal
 from twofold.core.handoff import MODES
 from twofold.core.worker import WorkerCore
@@ -39,7 +39,10 @@ _MAX_BODY_BYTES = 64 * 1024 * 1024
 
 
 class Worker:
-    """One worker: made with a loaded model, `start`ed on a loop, `stop`ped with a drain."""
+    """One worker: made with a loaded model, `start`ed on a loop, `stop`ped with a drain.
+
+    Raises ValueError, with the setting's name and the bytes, when there is no memory for its KV.
+    """
 
     def __init__(self, settings: WorkerSettings, loaded: LoadedModel, tokeniser: Tokeniser) -> None:
         engine = settings.engine
@@ -64,15 +67,7 @@ class Worker:
         # Random, so that no peer takes this life of the worker for the one before it.
         epoch = os.urandom(16)
         self.engine_id = f"{self.name}-{epoch.hex()[:12]}"
-        # Populated now: the first requests should not pay for fresh pages.
-        self.memory = PoolMemory(engine.kv_blocks, self.layout.block_bytes, epoch, populate=True)
-        self._runner = Runner(
-            loaded,
-            num_blocks=engine.kv_blocks,
-            block_size=engine.block_size,
-            buffer=self.memory.buffer,
-            threads=engine.threads,
-        )
+        self.memory, self._runner = _pool(engine, loaded, self.layout.block_bytes, epoch)
         longest = engine.kv_blocks * engine.block_size
         self.max_model_len = min(
             engine.max_model_len or loaded.max_len or _DEFAULT_MAX_MODEL_LEN, longest
@@ -206,6 +201,27 @@ class Worker:
         assert self.driver is not None
         core = self.driver.core
         return bool(core.engine.requests) or core.source.counts.in_hand > 0
+
+
+def _pool(
+    engine: EngineSettings, loaded: LoadedModel, block_bytes: int, epoch: bytes
+) -> tuple[PoolMemory, Runner]:
+    """The KV blocks in host memory and on the device. Raises ValueError when there is no room."""
+    try:
+        # Populated now: the first requests should not pay for fresh pages.
+        memory = PoolMemory(engine.kv_blocks, block_bytes, epoch, populate=True)
+        runner = Runner(
+            loaded,
+            num_blocks=engine.kv_blocks,
+            block_size=engine.block_size,
+            buffer=memory.buffer,
+            threads=engine.threads,
+        )
+    except (OSError, MemoryError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        text = f"--kv-blocks {engine.kv_blocks}, of {block_bytes} bytes each: {reason}"
+        raise ValueError(text) from error
+    return memory, runner
 
 
 def _transport(name: str) -> str:

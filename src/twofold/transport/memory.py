@@ -14,6 +14,9 @@ import os
 import struct
 from typing import Final
 
+import numpy as np
+
+from twofold.transport.pages import take, touch
 from twofold.transport.segment import (
     EPOCH_BYTES,
     MAX_BLOCK_BYTES,
@@ -38,9 +41,10 @@ class PoolMemory:
     """`n_blocks` blocks of `block_bytes` bytes each, shared with peers by `segment`.
 
     `epoch` is a random token of 16 bytes that names this life of the pool: a peer that holds an
-    older one is told "stale segment". `populate` takes all memory from the kernel at once: it
-    makes the start slower and the first write to each block much faster. Raises ValueError for
-    sizes or a token out of bounds and OSError when the memory cannot be had.
+    older one is told "stale segment". `populate` takes all memory from the kernel at once and maps
+    it for writing: it makes the start slower, by a second for about 3 GB, and the first use of
+    each block much faster. Raises ValueError for sizes or a token out of bounds, and OSError when
+    the memory cannot be had: with `populate` at once, without it a write may fail by SIGBUS.
     """
 
     def __init__(
@@ -58,10 +62,16 @@ class PoolMemory:
         self._fd = os.memfd_create("twofold-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             size = HEADER_BYTES + n_blocks * block_bytes
-            os.ftruncate(self._fd, size)
+            if populate:
+                take(self._fd, size)
+            else:
+                os.ftruncate(self._fd, size)
             fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, SEALS)
-            flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
-            self._map = mmap.mmap(self._fd, size, flags=flags)
+            self._map = mmap.mmap(self._fd, size, flags=mmap.MAP_SHARED)
+            if populate:
+                # Not by MAP_POPULATE, which maps as for reading: the first write to each page may
+                # then be slow still.
+                touch(np.frombuffer(self._map, np.uint8))
         except BaseException:
             os.close(self._fd)
             raise

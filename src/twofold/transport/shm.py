@@ -12,6 +12,7 @@ import os
 import queue
 import stat
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
@@ -22,6 +23,7 @@ import numpy.typing as npt
 from twofold.transport.base import PIECE_BYTES, Completion, Ledger
 from twofold.transport.checksum import checksums
 from twofold.transport.memory import HEADER, HEADER_BYTES, MAGIC, VERSION, PoolMemory
+from twofold.transport.pages import Pages
 from twofold.transport.runs import Run, fault_in, merge, part
 from twofold.transport.segment import SegmentError, ShmSegment, parse_segment
 
@@ -29,6 +31,14 @@ _Bytes = npt.NDArray[np.uint8]
 
 _SWEEP_S: Final = 1.0
 """How often mappings of dead peers are looked for: each pins the memory of a whole pool."""
+
+_HASHED_BYTES: Final = 256 * 1024
+"""Most bytes of a piece that is hashed as well: with where it came from, it is still in the inner
+caches then. 1 MiB is a tenth slower."""
+
+_PAUSE_S: Final = 0.001
+"""Between two slices of a pool that is being mapped: most of a core is left to others, among them
+whoever waits for the copy that has just ended."""
 
 
 class _Mapping:
@@ -60,6 +70,7 @@ class _Mapping:
         finally:
             os.close(fd)
         self.blocks: _Bytes = np.frombuffer(self._map, np.uint8, offset=HEADER_BYTES)
+        self.pages = Pages(int(self.blocks.ctypes.data) - HEADER_BYTES, size, writable=writable)
         self.check()
 
     def check(self) -> None:
@@ -72,6 +83,11 @@ class _Mapping:
             raise SegmentError("stale segment: the peer's pool has another epoch")
         if (n_blocks, block_bytes) != (self.segment.n_blocks, self.segment.block_bytes):
             raise SegmentError("stale segment: the peer's pool has another size")
+
+    def need(self, first: int, n: int) -> None:
+        """Blocks `first` on are about to be copied: one call for their pages instead of faults."""
+        size = self.segment.block_bytes
+        self.pages.need(HEADER_BYTES + first * size, HEADER_BYTES + (first + n) * size)
 
     def close(self) -> None:
         del self.blocks
@@ -129,6 +145,10 @@ class _Mappings:
             except SegmentError:
                 self.drop(text)
 
+    def unmapped(self) -> Pages | None:
+        """Pages of a peer's pool that are not all mapped yet."""
+        return next((m.pages for m in self._kept.values() if not m.pages.whole), None)
+
     def clear(self) -> None:
         while self._kept:
             self._kept.popitem()[1].close()
@@ -165,6 +185,7 @@ class ShmTransport:
         self._memory: PoolMemory | None = None
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._closing = False
+        self._sweep_at_s = 0.0
         self._thread = threading.Thread(target=self._work, name="kv-shm", daemon=True)
 
     def register(self, memory: PoolMemory) -> str:
@@ -233,13 +254,7 @@ class ShmTransport:
         assert memory is not None
         own: _Bytes = np.frombuffer(memory.buffer, np.uint8)
         while True:
-            try:
-                kept = len(self._read_from) + len(self._write_to)
-                job = self._jobs.get(timeout=_SWEEP_S if kept else None)
-            except queue.Empty:
-                self._read_from.sweep()
-                self._write_to.sweep()
-                continue
+            job = self._next_job()
             if job is None:
                 self._read_from.clear()
                 self._write_to.clear()
@@ -253,6 +268,22 @@ class ShmTransport:
             except Exception as error:
                 self._ledger.fail(job.transfer_id, f"copy failed: {error!r}")
 
+    def _next_job(self) -> _Job | None:
+        """Wait for a job, or for None, the end. What is left to map is mapped meanwhile."""
+        while True:
+            now_s = time.monotonic()
+            if now_s >= self._sweep_at_s:
+                self._sweep_at_s = now_s + _SWEEP_S
+                self._read_from.sweep()
+                self._write_to.sweep()
+            left = self._read_from.unmapped() or self._write_to.unmapped()
+            kept = len(self._read_from) + len(self._write_to)
+            try:
+                return self._jobs.get(timeout=_PAUSE_S if left else _SWEEP_S if kept else None)
+            except queue.Empty:
+                if left:
+                    left.more()
+
     def _copy(self, job: _Job, mappings: _Mappings, memory: PoolMemory, own: _Bytes) -> Completion:
         size = memory.block_bytes
         transfer_id, text, pairs, span = job
@@ -264,15 +295,17 @@ class ShmTransport:
         if reason:
             return Completion(transfer_id, ok=False, reason=reason)
         sums: list[int] = []
-        for run in merge(pairs, max(1, PIECE_BYTES // size)):
+        hashing = self._checksums and span is None
+        for run in merge(pairs, max(1, (_HASHED_BYTES if hashing else PIECE_BYTES) // size)):
             if self._closing or self._ledger.cancelled(transfer_id):
                 reason = "transport closed" if self._closing else "cancelled"
                 return Completion(transfer_id, ok=False, reason=reason)
+            mapping.need(run.src if span is None else run.dst, run.n)
             if span is not None:
                 _write_run(mapping.blocks, own, run, size, span)
                 continue
             _copy_run(own, mapping.blocks, run, size)
-            if self._checksums:
+            if hashing:
                 sums += checksums(memory.buffer, range(run.dst, run.dst + run.n), size)
         mapping.check()
         first, end = span or (0, size)
