@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 
 import pytest
 from hypothesis import given, settings
@@ -117,6 +119,35 @@ def test_client_that_leaves_is_noticed_once() -> None:
         assert seen.gone == 1
 
     serve(test)
+
+
+def test_an_answer_may_end_after_its_client_has_reset_the_connection() -> None:
+    """Before that is read. On asyncio's own loop, ending the sending side then fails, and whoever
+    answers must not.
+    """
+
+    async def main() -> None:
+        async with serving() as (server, seen):
+            await test(server, seen)
+
+    async def test(server: HttpServer, seen: Seen) -> None:
+        client = socket.create_connection(("127.0.0.1", server.port))
+        loop = asyncio.get_running_loop()
+        client.setblocking(False)
+        client.sendall(b"POST /hold HTTP/1.0\r\ncontent-length: 0\r\n\r\n")
+        await until(lambda: len(seen.held) == 1)
+        exchange = seen.held[0]
+        exchange.start(200)
+        exchange.write(b"half")
+        got = b""
+        while not got.endswith(b"half"):  # so that nothing is left to be sent
+            got += await loop.sock_recv(client, 1000)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        exchange.end()
+        await until(lambda: not server.connections)
+
+    asyncio.run(main())
 
 
 def test_what_is_written_after_the_end_goes_nowhere() -> None:

@@ -352,7 +352,7 @@ class Connection(asyncio.Protocol):
         if self._read_paused:
             self._read_paused = False
             self._transport.resume_reading()
-        if self._transport.can_write_eof():
+        try:
             self._transport.write_eof()
-        else:
-            self._transport.close()
+        except (OSError, NotImplementedError):  # the client has reset it; that is yet to be read
+            self._transport.abort()
