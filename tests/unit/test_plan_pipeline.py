@@ -14,7 +14,7 @@ from twofold.plan.facts import Facts
 from twofold.plan.hardware import Hardware, Machine, read_machine
 from twofold.plan.known import ms_per_token, start_scale
 from twofold.plan.placement import enumerate_space
-from twofold.plan.rules import one_gpu
+from twofold.plan.rules import one_gpu, too_few_gpus
 from twofold.plan.runner import SetupError, link_bytes_per_s, simulate
 from twofold.plan.sweep import place
 from twofold.plan.workload import summary
@@ -125,6 +125,11 @@ def test_rules_count_the_accelerators_of_a_worker() -> None:
     assert rule.holds
     assert "8 GPUs at TP 4 PP 2 make 1 worker" in rule.because
     assert Facts(tp=4, pp=2, gpus=16).unsplit_workers == 2
+    both = Facts(tp=1, gpus=4, prefill_workers=2, decode_workers=1)
+    assert "2 prefill and 1 decode worker at TP 1 take 3 GPUs" in too_few_gpus(both).because
+    wide = msgspec.structs.replace(both, split_gpus=4)  # decode's is of two
+    assert "2 prefill and 1 decode worker take 4 GPUs" in too_few_gpus(wide).because
+    assert too_few_gpus(msgspec.structs.replace(both, split_gpus=5)).holds
 
 
 def test_searches_begin_where_a_pipeline_can_go(tmp_path: Path) -> None:
@@ -206,6 +211,8 @@ def test_a_plan_tries_stages_where_they_are_asked_for(tmp_path: Path) -> None:
     plan = decoded(out)
     rules = {rule["rule"]: rule["because"] for rule in plan["rules"]}  # type: ignore[attr-defined]
     assert "4 GPUs at TP 1 PP 2 make 2 workers" in rules["one GPU"]
+    assert "1 decode worker take 4 GPUs" in rules["too few GPUs for both pools"]
+    assert "1 x h100 (made up), a pipeline of 2" in err
     unsplit = plan["best_unsplit"]
     assert isinstance(unsplit, dict)
     each = unsplit["goodput_per_gpu"]["value"]

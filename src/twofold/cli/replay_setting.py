@@ -85,7 +85,7 @@ def read_setting(args: argparse.Namespace) -> Setting:
         bounce_bytes_per_s=one(args, "--host-bounce", link, 0),
         prepare_ns=round(one(args, "--prepare-ms", not_negative, 0.0) * NS_PER_MS),
     )
-    notes = [requests.info.describe(), *(m.title for m in machines), *notes]
+    notes = [requests.info.describe(), *(m.words for m in machines), *notes]
     jobs = one(args, "--jobs", whole, len(os.sched_getaffinity(0)))
     return Setting(
         like=like,

@@ -22,6 +22,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     A worker has `pp` stages of `tp` GPUs. `prompts` go from the typical length to the tail's.
     `no_goal` says that there is no latency goal, unlike a goal that is not known. `ms_per_token` is
     decode's without handoff preparation on its loop; `slots` are the whole decode pool's.
+    `split_gpus` are those of both pools, where their workers are not all of `tp` and `pp`.
     """
 
     tp: int = 1
@@ -37,6 +38,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     ms_per_token: float | None = None
     slots: int | None = None
     prepare_ms: float | None = None
+    split_gpus: int | None = None
     prefill_workers: int | None = None
     decode_workers: int | None = None
     prefix_hit_share: float | None = None

@@ -78,6 +78,11 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         return self.tp * self.pp
 
     @property
+    def words(self) -> str:
+        """What it is, for messages."""
+        return self.title + (f", a pipeline of {self.pp}" if self.pp > 1 else "")
+
+    @property
     def degree(self) -> str:
         """Its parallelism, as a pool spec has it: tp2, or tp2:pp2."""
         return f"tp{self.tp}" + (f":pp{self.pp}" if self.pp > 1 else "")

@@ -58,6 +58,10 @@ def with_split(facts: Facts, best: Candidate, max_num_seqs: int) -> Facts:
         facts,
         prefill_workers=prefill,
         decode_workers=decode,
+        split_gpus=sum(
+            pool.count * hardware.gpus
+            for pool, hardware in zip(best.pools, best.hardware, strict=True)
+        ),
         slots=decode * max_num_seqs,
     )
 

@@ -59,10 +59,14 @@ def too_few_gpus(facts: Facts) -> Rule:
     if facts.gpus is None or facts.prefill_workers is None or facts.decode_workers is None:
         needs = ("gpus", "prefill_workers", "decode_workers")
         return _unknown(name, _absent(facts, *needs))
-    need = (facts.prefill_workers + facts.decode_workers) * facts.worker_gpus
+    need = facts.split_gpus
+    degree = ""
+    if need is None:
+        need = (facts.prefill_workers + facts.decode_workers) * facts.worker_gpus
+        degree = f" at {facts.degree}"
     because = (
-        f"{facts.prefill_workers} prefill and {count(facts.decode_workers, 'decode worker')} at "
-        f"{facts.degree} take {count(need, 'GPU')}; there {_are(facts.gpus)}"
+        f"{facts.prefill_workers} prefill and {count(facts.decode_workers, 'decode worker')}"
+        f"{degree} take {count(need, 'GPU')}; there {_are(facts.gpus)}"
     )
     return Rule(rule=name, holds=need > facts.gpus, because=because)
 
