@@ -68,7 +68,7 @@ class _Search:
     no part of a state.
 
     Of a state only a hash of 64 bits is kept, so that many millions fit into memory: that two of
-    ten million have the same one has a chance of 1 in 400,000. Of the steps those that are no
+    twenty million have the same one has a chance of 1 in 90,000. Of the steps those that are no
     faults are kept.
     """
 
@@ -238,7 +238,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--instant-legs", action="store_true", help="the gateway's legs take no time: fewer states"
     )
-    parser.add_argument("--most-states", type=int, default=20_000_000, help="give up after these")
+    parser.add_argument("--most-states", type=int, default=50_000_000, help="give up after these")
     parser.add_argument("--full", action="store_true", help="also orders that lead to the same")
     asked = parser.parse_args(words)
     asked.modes = modes if asked.mode == "all" else (asked.mode,)
