@@ -11,6 +11,7 @@ import pytest
 from tests.sim.support import LEG, MS, SETTINGS, audited, cluster, one
 from twofold.cost.pipeline import Pipeline
 from twofold.cost.step import LinearStep
+from twofold.messages import RunStep
 from twofold.sim import Cluster, SeededFaults
 from twofold.sim.pools import WorkerPlan
 from twofold.sim.stages import Stages, layer_marks
@@ -34,10 +35,12 @@ def mixed(stages: int, pipeline: Pipeline | None = None, **settings: Any) -> Clu
 
 def test_steps_wait_for_a_stage_and_for_what_the_stage_before_makes() -> None:
     stages = Stages(Pipeline(stages=3, bytes_per_token=1, bytes_per_s=1_000_000_000, latency_ns=1))
-    assert stages.ends_ns(0, 30, 4) == [10, 25, 40]  # hops of 5
-    assert stages.ends_ns(0, 60, 4) == [30, 55, 80]  # stage 0 is free at 10; nothing else waits
-    assert stages.ends_ns(100, 29, 0) == [110, 121, 132]  # rounded up; hops of 1
-    assert stages.ends_ns(100, 3, 0) == [111, 122, 133]  # short, but behind the one before it
+    four, one_token = RunStep(1, ((1, 0, 3), (2, 9, 1))), RunStep(2, ((2, 10, 1),))
+    assert stages.ends_ns(0, 30, four) == [10, 25, 40]  # hops of 5
+    assert stages.ends_ns(0, 60, four) == [30, 55, 80]  # stage 0 is free at 10; nothing else waits
+    assert stages.ends_ns(100, 29, one_token) == [110, 122, 134]  # rounded up; hops of 2
+    assert stages.ends_ns(100, 3, one_token) == [111, 123, 135]  # short, behind the one before it
+    assert Stages(Pipeline()).ends_ns(7, 30, four) == [37]
 
 
 def test_a_pass_is_the_stages_and_the_hops_between_them() -> None:

@@ -14,12 +14,15 @@ class Stages:
         self._pipeline = pipeline
         self._free_ns = [0] * pipeline.stages
 
-    def ends_ns(self, start_ns: int, step_ns: int, tokens: int) -> list[int]:
-        """When each stage is through with a step that may begin at `start_ns`.
+    def ends_ns(self, start_ns: int, step_ns: int, step: RunStep) -> list[int]:
+        """When each stage is through with `step`, which may begin at `start_ns`.
 
         `step_ns` is its time on all layers. It enters a stage when that has been through with the
         step before it, and what the stage before makes has arrived.
         """
+        if len(self._free_ns) == 1:  # no other step is in flight
+            return [start_ns + step_ns]
+        tokens = sum([n for _, _, n in step.work])
         stage_ns = self._pipeline.stage_ns(step_ns)
         hop_ns = self._pipeline.hop_ns(tokens)
         for i, free_ns in enumerate(self._free_ns):

@@ -272,7 +272,7 @@ class SimWorker:
             self._plan(self._run, most)
             return
         took_ns = self._step.step_ns(prefill, batch, context)
-        ends_ns = self._stages.ends_ns(start_ns, took_ns, batch + sum([n for n, _ in prefill]))
+        ends_ns = self._stages.ends_ns(start_ns, took_ns, step)
         self._prepare.step_end_ns = ends_ns[0]
         if self._mode.by_layer and prefill:
             self._layers(core, step, ends_ns)
