@@ -150,7 +150,16 @@ async def one(made: Cluster, case: Case) -> Outcome:
         _check_alone(case, end)
     if end == "error":  # an answer that goes on to its end takes what it takes
         assert took_s < (TOLD_WITHIN_S if victim else GIVEN_UP_WITHIN_S), took_s
+    await _afterwards(made, case, victim)
+    return Outcome(end, took_s)
+
+
+async def _afterwards(made: Cluster, case: Case, victim: str | None) -> None:
+    """All is as before, and served as before, once the fault is over."""
     made.proxy.set()
+    if case.at.startswith("Hello") and case.fate == "drop":
+        # Until whoever waits for it gives up, others wait on the same connection.
+        await made.wait(lambda: not made.proxy.n_links, 2, "nobody waits for a Hello")
     if victim is not None:
         await made.restart(victim)
     await made.at_baseline(GIVEN_UP_WITHIN_S)
@@ -159,7 +168,6 @@ async def one(made: Cluster, case: Case) -> Outcome:
     gauges = await made.gauges()
     assert gauges, "no gauges"
     assert not any(gauges.values()), gauges
-    return Outcome(end, took_s)
 
 
 def _check_alone(case: Case, end: str) -> None:

@@ -79,6 +79,11 @@ class FaultProxy:
         self._links: dict[asyncio.Task[None], None] = {}
         self._closed = False
 
+    @property
+    def n_links(self) -> int:
+        """Connections that pass through it now."""
+        return len(self._links)
+
     def set(self, *faults: Fault) -> None:
         """Have these faults and no others from now on; what was held goes on."""
         for fault in self.faults:
@@ -214,7 +219,7 @@ _ENDS: Final = (asyncio.IncompleteReadError, ConnectionError, TimeoutError)
 # ------------------------------------------------------------------------------- framing
 
 
-_CONTROL: Final = struct.Struct(">IQ")
+_CONTROL: Final = struct.Struct(">IIQ")
 """Length of the message, checksum."""
 
 

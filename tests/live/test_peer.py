@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twofold.live.peer import PeerLinks
+from twofold.live.peer_frame import HEAD_BYTES, FrameError, pack_frame, take_frame
 from twofold.live.peer_hello import Hello
 from twofold.messages import (
     Claim,
@@ -33,7 +34,6 @@ from twofold.messages import (
     Refusal,
     ToPeer,
 )
-from twofold.transport.checksum import message_checksum
 from twofold.types import PROTOCOL_VERSION, KVLayout
 
 HOST = "127.0.0.1"
@@ -244,13 +244,9 @@ def test_a_port_that_never_says_hello_is_given_up(run: Any) -> None:
     run(test)
 
 
-def frame(data: bytes) -> bytes:
-    return len(data).to_bytes(4, "big") + message_checksum(data).to_bytes(8, "big") + data
-
-
 def hello(**other: Any) -> bytes:
     fields = {"magic": "twofold-peer", "protocol": PROTOCOL_VERSION, "engine_id": "D"}
-    return frame(msgspec.msgpack.encode(Hello(**{"expect": "P", **fields, **other})))
+    return pack_frame(msgspec.msgpack.encode(Hello(**{"expect": "P", **fields, **other})))
 
 
 async def sent(port: int, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -269,10 +265,11 @@ async def closes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 BAD_OPENINGS = {
     "http": b"GET / HTTP/1.1\r\n\r\n",
-    "huge": b"\xff" * 12,
-    "no msgpack": frame(b"\xc1"),
-    "empty": frame(b""),
-    "no hello": frame(msgspec.msgpack.encode(CLAIM)),
+    "huge": pack_frame(bytes(1 << 20))[:16],
+    "rubbish": b"\xff" * 16,
+    "no msgpack": pack_frame(b"\xc1"),
+    "empty": pack_frame(b""),
+    "no hello": pack_frame(msgspec.msgpack.encode(CLAIM)),
     "other magic": hello(magic="other"),
     "other protocol": hello(protocol=PROTOCOL_VERSION + 1),
     "no name": hello(engine_id=""),
@@ -301,14 +298,14 @@ def test_a_stranger_is_closed_and_harms_nobody(
 
 
 BAD_MESSAGES = {
-    "not msgpack": frame(b"\xc1\xc1"),
-    "truncated": frame(msgspec.msgpack.encode(CLAIM)[:-2]),
-    "other type": frame(msgspec.msgpack.encode({"type": "Reboot"})),
-    "wrong field": frame(msgspec.msgpack.encode({"type": "Done", "request_id": "x"})),
-    "wrong direction": frame(msgspec.msgpack.encode(GRANT)),
+    "not msgpack": pack_frame(b"\xc1\xc1"),
+    "truncated": pack_frame(msgspec.msgpack.encode(CLAIM)[:-2]),
+    "other type": pack_frame(msgspec.msgpack.encode({"type": "Reboot"})),
+    "wrong field": pack_frame(msgspec.msgpack.encode({"type": "Done", "request_id": "x"})),
+    "wrong direction": pack_frame(msgspec.msgpack.encode(GRANT)),
     "second hello": hello(),
-    "too long": (64 * 1024 * 1024 + 1).to_bytes(4, "big") + bytes(8),
-    "bad text": frame(b"\x82\xa4type\xa4Done\xa1\xff\x00"),
+    "too long": pack_frame(bytes(64 * 1024 * 1024 + 1))[:16],
+    "bad text": pack_frame(b"\x82\xa4type\xa4Done\xa1\xff\x00"),
 }
 
 
@@ -318,7 +315,7 @@ def test_a_peer_that_sends_rubbish_is_lost_once(
 ) -> None:
     async def test() -> None:
         p = await Worker("P").start()
-        good = frame(msgspec.msgpack.encode(CLAIM))
+        good = pack_frame(msgspec.msgpack.encode(CLAIM))
         await closes(*await sent(p.port, hello() + good + BAD_MESSAGES[name] + good))
         first, lost = await p.has(2)
         assert first == FromPeer("D", CLAIM)
@@ -336,7 +333,7 @@ def test_no_bit_of_a_message_may_flip_on_the_way(run: Any) -> None:
     """A token of a Grant is part of the prompt: a damaged one is not to be believed."""
 
     async def test() -> None:
-        good = frame(msgspec.msgpack.encode(Done(300, 70_000, ok=True)))
+        good = pack_frame(msgspec.msgpack.encode(Done(300, 70_000, ok=True)))
         for place, bit in product(range(len(good)), (0, 7)):
             p = await Worker("P").start()
             bad = bytearray(good)
@@ -357,7 +354,7 @@ def test_frames_in_single_bytes_are_understood(run: Any) -> None:
     async def test() -> None:
         p = await Worker("P").start()
         reader, writer = await asyncio.open_connection(HOST, p.port)
-        for byte in hello() + frame(msgspec.msgpack.encode(CLAIM)):
+        for byte in hello() + pack_frame(msgspec.msgpack.encode(CLAIM)):
             writer.write(bytes([byte]))
             await writer.drain()
             await asyncio.sleep(0)
@@ -372,7 +369,7 @@ def test_frames_in_single_bytes_are_understood(run: Any) -> None:
 def test_a_peer_that_connects_again_is_lost_before_it_is_heard_anew(run: Any) -> None:
     async def test() -> None:
         p = await Worker("P").start()
-        good = frame(msgspec.msgpack.encode(CLAIM))
+        good = pack_frame(msgspec.msgpack.encode(CLAIM))
         old = await sent(p.port, hello() + good)
         await p.has(1)
         p.react = lambda event: p.send("D", GRANT) if isinstance(event, PeerLost) else None
@@ -380,10 +377,10 @@ def test_a_peer_that_connects_again_is_lost_before_it_is_heard_anew(run: Any) ->
         assert (await p.has(3))[1:] == [PeerLost("D", "reconnected"), FromPeer("D", CLAIM)]
         await closes(*old)
         p.send("D", GRANT)
-        size = int.from_bytes((await new[0].readexactly(12))[:4], "big")
+        size = int.from_bytes((await new[0].readexactly(HEAD_BYTES))[:4], "big")
         assert b"Hello" in await new[0].readexactly(size)
         for _ in range(2):
-            size = int.from_bytes((await new[0].readexactly(12))[:4], "big")
+            size = int.from_bytes((await new[0].readexactly(HEAD_BYTES))[:4], "big")
             assert msgspec.msgpack.decode(await new[0].readexactly(size), type=Grant) == GRANT
         assert len(p.got) == 3
         await stop(p)
@@ -395,7 +392,7 @@ def test_a_peer_that_connects_again_is_lost_before_it_is_heard_anew(run: Any) ->
 def test_a_peer_that_takes_nothing_in_is_lost_when_the_queue_is_full(run: Any) -> None:
     async def test() -> None:
         p = await Worker("P", max_queue_bytes=100_000).start()
-        _, writer = await sent(p.port, hello() + frame(msgspec.msgpack.encode(CLAIM)))
+        _, writer = await sent(p.port, hello() + pack_frame(msgspec.msgpack.encode(CLAIM)))
         await p.has(1)
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         large = grant(10_000)
@@ -443,7 +440,7 @@ def test_a_message_too_long_for_a_frame_loses_the_peer_that_cannot_get_it(run: A
 def test_connections_beyond_the_limit_are_closed(run: Any) -> None:
     async def test() -> None:
         p = await Worker("P", max_connections=1).start()
-        first = await sent(p.port, hello() + frame(msgspec.msgpack.encode(CLAIM)))
+        first = await sent(p.port, hello() + pack_frame(msgspec.msgpack.encode(CLAIM)))
         await p.has(1)
         await closes(*await sent(p.port, hello(engine_id="E")))
         assert p.got == [FromPeer("D", CLAIM)]
@@ -549,7 +546,7 @@ def test_a_silent_host_is_watched_for_by_the_kernel(run: Any) -> None:
 def test_no_bytes_do_worse_than_losing_their_sender(parts: list[bytes], greet: bool) -> None:
     async def test() -> None:
         p = await Worker("P", connect_timeout_s=0.05).start()
-        data = (hello() if greet else b"") + b"".join(map(frame, parts))
+        data = (hello() if greet else b"") + b"".join(map(pack_frame, parts))
         reader, writer = await sent(p.port, data)
         writer.write_eof()
         await closes(reader, writer)
@@ -565,3 +562,22 @@ def test_no_bytes_do_worse_than_losing_their_sender(parts: list[bytes], greet: b
 
 async def _awaited(inner: Awaitable[None]) -> None:
     await inner
+
+
+def test_frames_come_out_as_they_went_in() -> None:
+    buffer = bytearray()
+    for byte in pack_frame(b"one") + pack_frame(b"") + pack_frame(b"three")[:-1]:
+        buffer.append(byte)
+    assert [take_frame(buffer, 5) for _ in range(3)] == [b"one", b"", None]
+    buffer += b"e"
+    assert take_frame(buffer, 5) == b"three"
+    assert not buffer
+
+
+@pytest.mark.parametrize("bit", range(8 * (HEAD_BYTES + 3)))
+def test_a_flipped_bit_anywhere_in_a_frame_is_seen_at_once(bit: int) -> None:
+    """Also one that makes it longer: what comes next is not waited for."""
+    data = bytearray(pack_frame(b"abc"))
+    data[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(FrameError):
+        take_frame(data, 64 * 1024 * 1024)

@@ -5,9 +5,7 @@ back on that same connection. Two workers that claim from each other so have two
 for each direction, and never ask which of them a message belongs to. They stand and fall
 together: when either breaks, both are closed and the peer is lost, once, on both sides.
 
-A frame is the length of a msgpack message (4 bytes, big-endian), its checksum (8) and the message.
-The checksum is for bits that flip on the way: a token of a `Grant` is part of the prompt, so one
-that is damaged gives wrong text as surely as damaged KV. Both sides begin with a `Hello`; nothing
+Messages are msgpack in the frames of `live.peer_frame`. Both sides begin with a `Hello`; nothing
 else is looked at before it has matched.
 """
 
@@ -17,12 +15,12 @@ import asyncio
 import contextlib
 import logging
 import socket
-import struct
 from collections.abc import Callable
 from typing import Final, cast
 
 import msgspec
 
+from twofold.live.peer_frame import FrameError, pack_frame, take_frame
 from twofold.live.peer_hello import HELLO_BYTES, Hello, decode_hello, hello_bytes, stranger
 from twofold.messages import (
     Claim,
@@ -37,11 +35,8 @@ from twofold.messages import (
     ToPeer,
     Written,
 )
-from twofold.transport.checksum import message_checksum
 
 _log = logging.getLogger("twofold.peer")
-
-_HEAD: Final = struct.Struct(">IQ")
 
 _TO_PREFILL: Final = msgspec.msgpack.Decoder(Claim | Heartbeat | Done)
 _TO_DECODE: Final = msgspec.msgpack.Decoder(Grant | Written | Refusal | Closed)
@@ -302,20 +297,16 @@ class _Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
-        while not self._cut and len(self._buffer) >= _HEAD.size:
-            size, checksum = _HEAD.unpack_from(self._buffer)
+        while not self._cut:
             limit = self._links.max_frame_bytes if self._greeted else HELLO_BYTES
-            if size > limit:
-                self._refuse(f"a frame of {size} bytes, where {limit} is the most")
+            try:
+                message = take_frame(self._buffer, limit)
+            except FrameError as error:
+                self._refuse(str(error))
                 return
-            if len(self._buffer) < _HEAD.size + size:
+            if message is None:
                 return
-            frame = bytes(memoryview(self._buffer)[_HEAD.size : _HEAD.size + size])
-            del self._buffer[: _HEAD.size + size]
-            if message_checksum(frame) != checksum:
-                self._refuse("checksum differs: a message changed on the way")
-                return
-            self._take(frame)
+            self._take(message)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._links.ended(self)
@@ -371,7 +362,7 @@ class _Link(asyncio.Protocol):
 
     def _write_frame(self, message: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(_HEAD.pack(len(message), message_checksum(message)) + message)
+            self._transport.write(pack_frame(message))
 
     def _watch_over(self, sock: socket.socket) -> None:
         """Let the kernel find peers whose host went silent, sending or not."""
