@@ -165,6 +165,7 @@ async def _afterwards(made: Cluster, case: Case, victim: str | None) -> None:
     await made.at_baseline(GIVEN_UP_WITHIN_S)
     await made.canary()
     await made.at_baseline(2.0)
+    assert not made.proxy.broken, made.proxy.broken
     gauges = await made.gauges()
     assert gauges, "no gauges"
     assert not any(gauges.values()), gauges
