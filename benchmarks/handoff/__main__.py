@@ -58,7 +58,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="few and short runs, for a look")
     parser.add_argument(
-        "--rounds", type=int, default=0, help="rounds of residual and interference (default 3)"
+        "--rounds",
+        type=int,
+        default=0,
+        help="rounds of residual and interference (default 3 and 8)",
     )
     parser.add_argument(
         "--also", default="not said", metavar="WORDS", help="what else runs on the machine, noted"

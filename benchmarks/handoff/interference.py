@@ -30,7 +30,8 @@ from twofold.types import NS_PER_S
 
 Ask = Callable[[], Coroutine[Any, Any, None]]
 
-# The way there and back again: a step grows with its context, and so that cancels out.
+# The way there and back again. A step grows by the same with each token that its rows have
+# written, so over windows of as many tokens that cancels out; over windows of time it would not.
 WINDOWS: Final = ("idle", "local", "handoff", "handoff", "local", "idle")
 
 
@@ -44,7 +45,8 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     probe_prompt: int
     handoff_tokens: int
     rate: int
-    window_s: float
+    window_tokens: int
+    gap_tokens: int
     rounds: int
 
 
@@ -53,16 +55,18 @@ FULL = Sizes(
     loop_handoffs=10,
     loop_rounds=2,
     probe_streams=8,
-    probe_prompt=256,
+    # As long as what arrives: else the one row would be padding for all the others, or they for it.
+    probe_prompt=1024,
     handoff_tokens=1025,
     rate=8,
-    window_s=1.0,
-    rounds=3,
+    window_tokens=32,
+    gap_tokens=8,
+    rounds=8,
 )
 QUICK = msgspec.structs.replace(
     FULL, loop_tokens=(257, 1025), loop_handoffs=4, loop_rounds=1, rounds=1
 )
-KV_BLOCKS: Final = 2048
+KV_BLOCKS: Final = 3072
 _PROBE_OUTPUT: Final = 6000
 _PROMPTS: Final = 6
 """As many as run at once, or more, and few enough to stay in decode's prefix cache."""
@@ -89,7 +93,7 @@ async def _measure(pairs: Pairs, sizes: Sizes, parts: list[str]) -> dict[str, An
 def _local(pairs: Pairs, config: Config, *prompts: list[int]) -> Ask:
     """Each of `prompts` in turn: KV that was handed over is not shared by requests either."""
     turns = itertools.cycle(prompts)
-    return lambda: pairs.local(config, next(turns))
+    return lambda: pairs.local(config, next(turns), cached=True)
 
 
 def _handoff(pairs: Pairs, config: Config, n_tokens: int) -> Ask:
@@ -114,9 +118,9 @@ async def _loop(pairs: Pairs, sizes: Sizes) -> dict[str, Any]:
     found: dict[tuple[Config, int], list[tuple[float, float, float, float]]] = {}
     for _ in range(sizes.loop_rounds):
         for config, n in cases:
-            local = _local(pairs, config, random_ids(pairs.rng, n))
-            handoff = _handoff(pairs, config, n)
-            await local()  # from here on its prompt is in decode's cache
+            prompt = random_ids(pairs.rng, n)
+            local, handoff = _local(pairs, config, prompt), _handoff(pairs, config, n)
+            await pairs.local(config, prompt)  # from here on it is in decode's cache
             await handoff()
             without = await _cpu_us(pairs, local, sizes.loop_handoffs)
             having = await _cpu_us(pairs, handoff, sizes.loop_handoffs)
@@ -149,28 +153,35 @@ def loop_row(
 # ----------------------------------------------------------------------------------- interference
 
 
-async def _arrivals(ask: Ask, rate: int, begin_ns: int, window_s: float) -> None:
-    """Requests at even distances over a window; returns when all have ended."""
+async def _arrivals(ask: Ask, rate: int, over: asyncio.Event) -> None:
+    """Requests at even distances until `over`; returns when all have ended."""
+    begin_ns = time.monotonic_ns()
     async with asyncio.TaskGroup() as group:
-        for i in range(round(rate * window_s)):
+        for i in itertools.count():
             left_ns = begin_ns + i * NS_PER_S // rate - time.monotonic_ns()
             await asyncio.sleep(max(0, left_ns) / NS_PER_S)
+            if over.is_set():
+                return
             group.create_task(ask())
 
 
-async def _window(probe: Probe, ask: Ask | None, sizes: Sizes) -> float:
-    begin_ns = time.monotonic_ns()
-    if ask is not None:
-        await _arrivals(ask, sizes.rate, begin_ns, sizes.window_s)
-    end_ns = begin_ns + round(sizes.window_s * NS_PER_S)
-    await asyncio.sleep(max(0, end_ns - time.monotonic_ns()) / NS_PER_S)
-    return probe.step_ms(begin_ns, end_ns)
+async def _window(probe: Probe, first: int, last: int, rate: int, ask: Ask | None) -> float:
+    """Mean step time between two tokens of the probe, beside arrivals."""
+    await probe.has(first)
+    over = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        if ask is not None:
+            group.create_task(_arrivals(ask, rate, over))
+        await probe.has(last)
+        over.set()
+    return probe.step_ms(first, last)
 
 
-async def _round(
-    pairs: Pairs, config: Config, sizes: Sizes, prompts: list[list[int]]
-) -> dict[str, float]:
+async def _round(pairs: Pairs, config: Config, sizes: Sizes) -> dict[str, float]:
     """Mean step time of each kind of window, over a fresh batch of probes."""
+    prompts = [random_ids(pairs.rng, sizes.handoff_tokens) for _ in range(_PROMPTS)]
+    for prompt in prompts:
+        await pairs.local(config, prompt)  # from here on it is in decode's cache
     asks: dict[str, Ask | None] = {
         "idle": None,
         "local": _local(pairs, config, *prompts),
@@ -179,8 +190,11 @@ async def _round(
     probe = Probe(pairs, config, sizes.probe_streams, sizes.probe_prompt, _PROBE_OUTPUT)
     await probe.start()
     found: dict[str, list[float]] = {kind: [] for kind in asks}
-    for kind in WINDOWS:
-        found[kind].append(await _window(probe, asks[kind], sizes))
+    every = sizes.window_tokens + sizes.gap_tokens  # what is under way ends in the gap
+    for number, kind in enumerate(WINDOWS, start=1):
+        first = number * every
+        step_ms = await _window(probe, first, first + sizes.window_tokens, sizes.rate, asks[kind])
+        found[kind].append(step_ms)
     await probe.stop()
     return {kind: statistics.fmean(steps) for kind, steps in found.items()}
 
@@ -201,10 +215,7 @@ async def _interference(pairs: Pairs, sizes: Sizes) -> dict[str, Any]:
     found: dict[Config, list[dict[str, float]]] = {config: [] for config in pairs.configs}
     for _ in range(sizes.rounds):
         for config in pairs.configs:
-            prompts = [random_ids(pairs.rng, sizes.handoff_tokens) for _ in range(_PROMPTS)]
-            for prompt in prompts:
-                await pairs.local(config, prompt)
-            found[config].append(await _round(pairs, config, sizes, prompts))
+            found[config].append(await _round(pairs, config, sizes))
             progress.step()
     progress.end()
     return {
@@ -213,7 +224,7 @@ async def _interference(pairs: Pairs, sizes: Sizes) -> dict[str, Any]:
         "blocks": (sizes.handoff_tokens - 1) // BLOCK_SIZE,
         "probe_streams": sizes.probe_streams,
         "probe_prompt": sizes.probe_prompt,
-        "window_s": sizes.window_s,
+        "window_tokens": sizes.window_tokens,
         "rows": [interference_row(config, runs) for config, runs in found.items()],
     }
 

@@ -18,11 +18,10 @@ from typing import Any, Final
 import msgspec
 from tests.live.stack import Answer, post
 
-from benchmarks.handoff.conditions import HOST, Config
+from benchmarks.handoff.conditions import BLOCK_SIZE, HOST, Config
 from benchmarks.handoff.host import MODEL, Order
 from benchmarks.handoff.live import random_ids
 from twofold.live.gateway_legs import prefill_body
-from twofold.types import NS_PER_S
 
 READ_BYTES: Final = 65536
 
@@ -119,9 +118,14 @@ class Pairs:
             **more,
         }
 
-    async def local(self, config: Config, prompt: list[int]) -> None:
-        """Ask the decode worker alone for one token."""
-        _checked(await self._post(self._decode[config], self.body(prompt)))
+    async def local(self, config: Config, prompt: list[int], *, cached: bool = False) -> None:
+        """Ask the decode worker alone for one token. Raises RuntimeError where its prefix cache
+        should have the prompt and has not.
+        """
+        answer = _checked(await self._post(self._decode[config], self.body(prompt)))
+        found = answer.json["usage"]["prompt_tokens_details"]["cached_tokens"]
+        if cached and found < (len(prompt) - 1) // BLOCK_SIZE * BLOCK_SIZE:
+            raise RuntimeError(f"{found} of {len(prompt)} tokens were in decode's cache")
 
     async def handoff(self, config: Config, n_tokens: int) -> None:
         """One prompt that nobody has read, handed over; decode writes one token."""
@@ -166,7 +170,7 @@ def _moved(answer: Answer) -> None:
 
 
 class Probe:
-    """`n` streams that decode together on one worker; the arrivals of one of them are kept."""
+    """`n` streams that decode together on one worker; when tokens of one of them came is kept."""
 
     def __init__(self, pairs: Pairs, config: Config, n: int, prompt: int, output: int) -> None:
         self.times_ns: list[int] = []
@@ -208,19 +212,18 @@ class Probe:
         finally:
             writer.close()
 
-    def step_ms(self, begin_ns: int, end_ns: int) -> float:
-        """Mean time between tokens within a window."""
-        return mean_step_ms(self.times_ns, begin_ns, end_ns)
+    async def has(self, n: int) -> None:
+        """Until `n` tokens have come. Raises RuntimeError when a stream ends before."""
+        while len(self.times_ns) <= n:
+            if any(task.done() for task in self._tasks):
+                raise RuntimeError("a probe stream ended before its time")
+            await asyncio.sleep(0.005)
+
+    def step_ms(self, first: int, last: int) -> float:
+        """Mean time between tokens, from number `first` to number `last`."""
+        return mean_step_ms(self.times_ns, first, last)
 
 
-def mean_step_ms(times_ns: list[int], begin_ns: int, end_ns: int) -> float:
-    """(last - first) / (tokens - 1) of the tokens that came within a window, in milliseconds.
-
-    Raises RuntimeError below three tokens.
-    """
-    inside = [at_ns for at_ns in times_ns if begin_ns <= at_ns <= end_ns]
-    if len(inside) < 3:
-        raise RuntimeError(
-            f"{len(inside)} tokens in a window of {(end_ns - begin_ns) / NS_PER_S} s"
-        )
-    return (inside[-1] - inside[0]) / (len(inside) - 1) / 1e6
+def mean_step_ms(times_ns: list[int], first: int, last: int) -> float:
+    """Time from token `first` to token `last` over the steps between, in milliseconds."""
+    return (times_ns[last] - times_ns[first]) / (last - first) / 1e6

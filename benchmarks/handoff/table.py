@@ -115,6 +115,7 @@ def interference(result: dict[str, Any]) -> str:
     about = (
         f"{result['probe_streams']} streams of {result['probe_prompt']} tokens and what they have "
         f"written; {result['rate_per_s']} arrivals a second of {result['handoff_tokens']} tokens; "
+        f"windows of {result['window_tokens']} steps; "
         f"{len(result['rows'])} configurations, {result['rows'][0]['rounds']} rounds.\n\n"
     )
     heads = ["mode", "transport", "idle ms", "local ms", "handoff ms", "handoff over local"]
