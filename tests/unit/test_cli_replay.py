@@ -243,7 +243,13 @@ def test_ctrl_c_ends_the_processes_too(files: tuple[Path, Path], tmp_path: Path)
     words = [sys.executable, "-m", "twofold", "replay", str(trace), "--profile", str(files[1])]
     words += ["--pools", "2M", "--rate-scale", "1:40:1", "--jobs", "2"]
     process = subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # Ignored where whoever started the tests did so in the background.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stderr is not None
     while "runs: 40" not in process.stderr.readline():
