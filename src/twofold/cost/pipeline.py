@@ -11,8 +11,8 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
     """`stages` stages, each with an even share of the layers and so of a step's time.
 
     Between stages go `bytes_per_token` of activations for each token of a step, at `bytes_per_s`
-    and after `latency_ns`; a stage goes on with the next step meanwhile. `bytes_per_s` 0: that
-    takes no time.
+    and after `latency_ns`; a stage goes on with the next step meanwhile. `bytes_per_s` 0: however
+    many there are takes no more than `latency_ns`.
     """
 
     stages: int = 1

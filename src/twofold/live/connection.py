@@ -352,7 +352,10 @@ class Connection(asyncio.Protocol):
         if self._read_paused:
             self._read_paused = False
             self._transport.resume_reading()
+        if not self._transport.can_write_eof():
+            self._transport.close()
+            return
         try:
             self._transport.write_eof()
-        except (OSError, NotImplementedError):  # the client has reset it; that is yet to be read
+        except OSError:  # the client has reset the connection, which is yet to be read
             self._transport.abort()

@@ -70,7 +70,11 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     most_batch: int = 0
     most_prefill: int = 0
     kv_tokens: int = 0
-    pp: int = 1
+
+    @property
+    def pp(self) -> int:
+        """Stages of one worker."""
+        return self.hardware.pp
 
     @property
     def gpus(self) -> int:
@@ -204,7 +208,6 @@ def _profiled(hardware: Hardware) -> Machine:
         most_batch=_most_batch(profile, hardware.extrapolate),
         most_prefill=_most_prefill(profile, hardware.extrapolate),
         kv_tokens=profile.max_kv_tokens or 0,
-        pp=hardware.pp,
     )
 
 
@@ -241,7 +244,6 @@ def _estimated(hardware: Hardware) -> Machine:
         shape=shape,
         accelerator=device,
         tp=hardware.tp,
-        pp=hardware.pp,
     )
 
 

@@ -223,6 +223,9 @@ def _worker(
     fast: bool,
     layer_groups: int,
 ) -> SimWorker:
+    stages = plan.settings.get("pipeline_stages", 1)
+    pipeline = plan.pipeline or Pipeline(stages=stages)
+    assert pipeline.stages == stages, f"{plan.name}: its core and its device differ in stages"
     return SimWorker(
         plan.name,
         number,
@@ -236,5 +239,5 @@ def _worker(
         track_contents=track_contents,
         fast=fast,
         layer_groups=layer_groups,
-        pipeline=plan.pipeline or Pipeline(stages=plan.settings.get("pipeline_stages", 1)),
+        pipeline=pipeline,
     )
