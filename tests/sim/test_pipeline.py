@@ -21,6 +21,12 @@ STEP = LinearStep(2 * MS, 10_000.0, 50_000.0)
 HOP = Pipeline(stages=2, bytes_per_token=100, bytes_per_s=1_000_000_000, latency_ns=7)
 
 
+def pass_ns(pipeline: Pipeline, step_ns: int, tokens: int) -> int:
+    """Time of a step of `tokens` through all stages, when it has to wait for none."""
+    hops_ns = (pipeline.stages - 1) * pipeline.hop_ns(tokens)
+    return pipeline.stages * pipeline.stage_ns(step_ns) + hops_ns
+
+
 def mixed(stages: int, pipeline: Pipeline | None = None, **settings: Any) -> Cluster:
     """One worker that does all, of so many stages."""
     plan = WorkerPlan(
@@ -45,9 +51,14 @@ def test_steps_wait_for_a_stage_and_for_what_the_stage_before_makes() -> None:
 
 def test_a_pass_is_the_stages_and_the_hops_between_them() -> None:
     assert HOP.hop_ns(50) == 7 + 5_000
-    assert HOP.pass_ns(2 * MS, 50) == 2 * MS + 5_007
-    assert Pipeline(stages=4).pass_ns(2 * MS + 1, 50) == 4 * (MS // 2 + 1)
-    assert Pipeline().pass_ns(2 * MS, 50) == 2 * MS
+    assert pass_ns(HOP, 2 * MS, 50) == 2 * MS + 5_007
+    assert pass_ns(Pipeline(stages=4), 2 * MS + 1, 50) == 4 * (MS // 2 + 1)
+    assert pass_ns(Pipeline(), 2 * MS, 50) == 2 * MS
+
+
+def test_a_core_and_its_device_have_as_many_stages() -> None:
+    with pytest.raises(AssertionError, match="mixed-0: its core and its device differ in stages"):
+        mixed(3, HOP)
 
 
 def test_layers_are_said_to_be_done_by_groups_or_by_stages() -> None:
@@ -80,10 +91,10 @@ def test_prompts_queue_for_the_first_stage_as_distserve_says(stages: int) -> Non
 def test_tokens_come_once_a_pass_of_half_the_batch(pipeline: Pipeline) -> None:
     made = mixed(2, pipeline)
     records = made.run(iter([one(4, output_tokens=30) for _ in range(8)]))
-    pass_ns = pipeline.pass_ns(STEP.step_ns((), 4, 0), 4)
+    expected_ns = pass_ns(pipeline, STEP.step_ns((), 4, 0), 4)
     for record in records:
         gaps = [b - a for a, b in pairwise(record.token_times_ns)]
-        assert gaps[10:25] == [pass_ns] * 15
+        assert gaps[10:25] == [expected_ns] * 15
 
 
 def test_a_pipeline_decodes_more_sequences_in_the_same_time() -> None:

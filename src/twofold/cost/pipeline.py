@@ -31,7 +31,3 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
         return self.latency_ns + ceil_div(
             tokens * self.bytes_per_token * NS_PER_S, self.bytes_per_s
         )
-
-    def pass_ns(self, step_ns: int, tokens: int) -> int:
-        """Time of a step of `tokens` through all stages, when it has to wait for none."""
-        return self.stages * self.stage_ns(step_ns) + (self.stages - 1) * self.hop_ns(tokens)
