@@ -61,7 +61,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--rounds",
         type=int,
         default=0,
-        help="rounds of residual and interference (default 3 and 8)",
+        help="rounds of residual and interference (default 3 and 5)",
     )
     parser.add_argument(
         "--also", default="not said", metavar="WORDS", help="what else runs on the machine, noted"

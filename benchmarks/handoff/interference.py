@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Coroutine
@@ -47,6 +48,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     rate: int
     window_tokens: int
     gap_tokens: int
+    cycles: int
     rounds: int
 
 
@@ -61,10 +63,11 @@ FULL = Sizes(
     rate=8,
     window_tokens=32,
     gap_tokens=8,
-    rounds=8,
+    cycles=6,
+    rounds=5,
 )
 QUICK = msgspec.structs.replace(
-    FULL, loop_tokens=(257, 1025), loop_handoffs=4, loop_rounds=1, rounds=1
+    FULL, loop_tokens=(257, 1025), loop_handoffs=4, loop_rounds=1, cycles=1, rounds=1
 )
 KV_BLOCKS: Final = 3072
 _PROBE_OUTPUT: Final = 6000
@@ -177,8 +180,21 @@ async def _window(probe: Probe, first: int, last: int, rate: int, ask: Ask | Non
     return probe.step_ms(first, last)
 
 
-async def _round(pairs: Pairs, config: Config, sizes: Sizes) -> dict[str, float]:
-    """Mean step time of each kind of window, over a fresh batch of probes."""
+async def _cycle(
+    probe: Probe, number: int, sizes: Sizes, asks: dict[str, Ask | None]
+) -> dict[str, float]:
+    """Mean step time of each kind of window, once there and back."""
+    found: dict[str, list[float]] = {kind: [] for kind in asks}
+    every = sizes.window_tokens + sizes.gap_tokens  # what is under way ends in the gap
+    for place, kind in enumerate(WINDOWS, start=1):
+        first = (number * len(WINDOWS) + place) * every
+        step_ms = await _window(probe, first, first + sizes.window_tokens, sizes.rate, asks[kind])
+        found[kind].append(step_ms)
+    return {kind: statistics.fmean(steps) for kind, steps in found.items()}
+
+
+async def _round(pairs: Pairs, config: Config, sizes: Sizes) -> list[dict[str, float]]:
+    """Cycles over a fresh batch of probes."""
     prompts = [random_ids(pairs.rng, sizes.handoff_tokens) for _ in range(_PROMPTS)]
     for prompt in prompts:
         await pairs.local(config, prompt)  # from here on it is in decode's cache
@@ -189,14 +205,9 @@ async def _round(pairs: Pairs, config: Config, sizes: Sizes) -> dict[str, float]
     }
     probe = Probe(pairs, config, sizes.probe_streams, sizes.probe_prompt, _PROBE_OUTPUT)
     await probe.start()
-    found: dict[str, list[float]] = {kind: [] for kind in asks}
-    every = sizes.window_tokens + sizes.gap_tokens  # what is under way ends in the gap
-    for number, kind in enumerate(WINDOWS, start=1):
-        first = number * every
-        step_ms = await _window(probe, first, first + sizes.window_tokens, sizes.rate, asks[kind])
-        found[kind].append(step_ms)
+    found = [await _cycle(probe, number, sizes, asks) for number in range(sizes.cycles)]
     await probe.stop()
-    return {kind: statistics.fmean(steps) for kind, steps in found.items()}
+    return found
 
 
 async def _warm(pairs: Pairs, sizes: Sizes) -> None:
@@ -215,7 +226,7 @@ async def _interference(pairs: Pairs, sizes: Sizes) -> dict[str, Any]:
     found: dict[Config, list[dict[str, float]]] = {config: [] for config in pairs.configs}
     for _ in range(sizes.rounds):
         for config in pairs.configs:
-            found[config].append(await _round(pairs, config, sizes))
+            found[config] += await _round(pairs, config, sizes)
             progress.step()
     progress.end()
     return {
@@ -229,22 +240,38 @@ async def _interference(pairs: Pairs, sizes: Sizes) -> dict[str, Any]:
     }
 
 
-def interference_row(config: Config, runs: list[dict[str, float]]) -> dict[str, Any]:
-    """Medians over rounds; shares are medians of each round's own."""
+def median_interval(values: list[float]) -> tuple[float, float]:
+    """Where the median of what `values` are drawn from lies with a probability of 95 % or more.
+
+    By order alone, whatever the distribution: of n values fewer than k lie below the median with
+    the probability of fewer than k heads in n throws. With under six it is their whole range.
+    """
+    n, ordered = len(values), sorted(values)
+    k, below = 0, 0.5**n
+    while below <= 0.025:
+        k += 1
+        below += math.comb(n, k) * 0.5**n
+    k = max(k, 1)
+    return ordered[k - 1], ordered[n - k]
+
+
+def interference_row(config: Config, cycles: list[dict[str, float]]) -> dict[str, Any]:
+    """Medians over cycles; shares are medians of each cycle's own."""
 
     def over(kind: str, base: str) -> float:
-        return round(statistics.median(run[kind] / run[base] - 1 for run in runs), 4)
+        return round(statistics.median(cycle[kind] / cycle[base] - 1 for cycle in cycles), 4)
 
-    spread = [run["handoff"] / run["local"] - 1 for run in runs]
+    shares = [cycle["handoff"] / cycle["local"] - 1 for cycle in cycles]
     return {
         "handoff": config.handoff,
         "transport": config.transport,
-        "rounds": len(runs),
-        "idle_ms": round(statistics.median(run["idle"] for run in runs), 3),
-        "local_ms": round(statistics.median(run["local"] for run in runs), 3),
-        "handoff_ms": round(statistics.median(run["handoff"] for run in runs), 3),
+        "cycles": len(cycles),
+        "idle_ms": round(statistics.median(cycle["idle"] for cycle in cycles), 3),
+        "local_ms": round(statistics.median(cycle["local"] for cycle in cycles), 3),
+        "handoff_ms": round(statistics.median(cycle["handoff"] for cycle in cycles), 3),
         "local_over_idle": over("local", "idle"),
         "handoff_over_idle": over("handoff", "idle"),
         "handoff_over_local": over("handoff", "local"),
-        "handoff_over_local_range": [round(min(spread), 4), round(max(spread), 4)],
+        "handoff_over_local_interval": [round(share, 4) for share in median_interval(shares)],
+        "handoff_over_local_range": [round(min(shares), 4), round(max(shares), 4)],
     }

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from tests.live.stack import Answer, post
@@ -22,8 +22,6 @@ from benchmarks.handoff.conditions import BLOCK_SIZE, HOST, Config
 from benchmarks.handoff.host import MODEL, Order
 from benchmarks.handoff.live import random_ids
 from twofold.live.gateway_legs import prefill_body
-
-READ_BYTES: Final = 65536
 
 
 class Host:
@@ -169,8 +167,20 @@ def _moved(answer: Answer) -> None:
         raise RuntimeError("nothing was handed over")
 
 
+def tokens_of(line: bytes) -> int:
+    """How many tokens a line of a stream with logprobs is of."""
+    if not line.startswith(b"data: {"):
+        return 0
+    choices = json.loads(line.removeprefix(b"data: "))["choices"]
+    return sum(len(choice["logprobs"]["tokens"]) for choice in choices)
+
+
 class Probe:
-    """`n` streams that decode together on one worker; when tokens of one of them came is kept."""
+    """`n` streams that decode together on one worker; when tokens of one of them came is kept.
+
+    Events are no tokens: a model of random weights writes many that make no whole character, and
+    their text waits. So logprobs are asked for, and tokens counted by them.
+    """
 
     def __init__(self, pairs: Pairs, config: Config, n: int, prompt: int, output: int) -> None:
         self.times_ns: list[int] = []
@@ -197,18 +207,21 @@ class Probe:
     async def _stream(self, number: int, started: asyncio.Event) -> None:
         pairs, config = self._pairs, self._config
         prompt = random_ids(pairs.rng, self._prompt)
-        data = json.dumps(pairs.body(prompt, self._output, stream=True)).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: {HOST}\r\ncontent-length: {len(data)}\r\n"
+        body = pairs.body(prompt, self._output, stream=True, logprobs=0)
+        data = json.dumps(body).encode()
+        head = f"POST /v1/completions HTTP/1.0\r\nhost: {HOST}\r\ncontent-length: {len(data)}\r\n"
         reader, writer = await asyncio.open_connection(HOST, pairs.decode_port(config))
         try:
             writer.write(head.encode() + b"\r\n" + data)
-            while piece := await reader.read(READ_BYTES):
+            while line := await reader.readline():
                 now_ns = time.monotonic_ns()
-                n_events = piece.count(b"data: ")
-                if n_events:
+                if number > 0 and started.is_set():
+                    continue  # only read, so that the stream is not held up
+                n_tokens = tokens_of(line)
+                if n_tokens:
                     started.set()
                 if number == 0:
-                    self.times_ns += [now_ns] * n_events
+                    self.times_ns += [now_ns] * n_tokens
         finally:
             writer.close()
 

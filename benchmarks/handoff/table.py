@@ -108,6 +108,7 @@ def interference(result: dict[str, Any]) -> str:
             f"{row['local_ms']:.2f}",
             f"{row['handoff_ms']:.2f}",
             _signed(row["handoff_over_local"]),
+            " to ".join(_signed(value) for value in row["handoff_over_local_interval"]),
             " to ".join(_signed(value) for value in row["handoff_over_local_range"]),
         ]
         for row in result["rows"]
@@ -116,10 +117,10 @@ def interference(result: dict[str, Any]) -> str:
         f"{result['probe_streams']} streams of {result['probe_prompt']} tokens and what they have "
         f"written; {result['rate_per_s']} arrivals a second of {result['handoff_tokens']} tokens; "
         f"windows of {result['window_tokens']} steps; "
-        f"{len(result['rows'])} configurations, {result['rows'][0]['rounds']} rounds.\n\n"
+        f"{len(result['rows'])} configurations, {result['rows'][0]['cycles']} cycles each.\n\n"
     )
     heads = ["mode", "transport", "idle ms", "local ms", "handoff ms", "handoff over local"]
-    return about + _table([*heads, "range of rounds"], rows)
+    return about + _table([*heads, "95 % of its median", "range of cycles"], rows)
 
 
 def fragments(result: dict[str, Any]) -> str:
