@@ -30,7 +30,7 @@ the other has a front."""
 Fate = Literal["hold", "delay", "drop", "duplicate", "corrupt", "cut"]
 FATES: Final[tuple[Fate, ...]] = ("hold", "delay", "drop", "duplicate", "corrupt", "cut")
 
-CALLER_SAYS: Final = ("Hello>", "Claim", "Heartbeat", "Done", "request", "write", "piece")
+CALLER_SAYS: Final = ("Hello>", "Claim", "Heartbeat", "Done", "request", "write", "batch")
 """Kinds of message from whoever connected: a decode worker on control connections, the side that
 moves bytes on data connections. `Hello>` is the caller's, `Hello<` the answer to it."""
 
@@ -251,19 +251,22 @@ class _Data:
 
     def __init__(self) -> None:
         self._writes = False
-        self._pieces_left = 0
+        self._ranges_left = 0
 
     async def from_caller(self, reader: asyncio.StreamReader) -> Message:
-        if self._pieces_left:
-            self._pieces_left -= 1
-            head = await reader.readexactly(wire.PIECE_BYTES)
-            n_bytes = wire.PieceHead(*wire._PIECE.unpack(head)).n_bytes
-            return Message("piece", head + await reader.readexactly(n_bytes))
+        if self._ranges_left:
+            head = await reader.readexactly(wire.BATCH_BYTES)
+            batch = wire.unpack_batch(bytearray(head), self._ranges_left)
+            self._ranges_left -= batch.n_ranges
+            ranges = await reader.readexactly(batch.n_ranges * wire.RANGE_BYTES)
+            n_blocks = sum(each.n for each in wire.unpack_ranges(bytearray(ranges)))
+            data = await reader.readexactly(n_blocks * batch.n_bytes)
+            return Message("batch", head + ranges + data)
         head = await reader.readexactly(wire.REQUEST_BYTES)
         request = wire.unpack_request(bytearray(head))
         self._writes = request.writes
         if request.writes:
-            self._pieces_left = request.n_ranges
+            self._ranges_left = request.n_ranges
             return Message("write", head)
         ranges = await reader.readexactly(request.n_ranges * wire.RANGE_BYTES)
         return Message("request", head + ranges)

@@ -296,6 +296,14 @@ def test_connections_are_used_again() -> None:
         assert len(listener._connections) == 2
 
 
+@pytest.mark.parametrize(("n_blocks", "streams"), [(1, 1), (3, 1), (4, 2), (16, 4)])
+def test_what_is_small_has_a_stream_for_itself(n_blocks: int, streams: int) -> None:
+    with two_sides("tcp", streams=4, stream_bytes=3 * BLOCK) as (peer, own):
+        listener = peer.transport.__dict__["_listener"]
+        assert own.read(1, peer.segment, [(2 * i, i) for i in range(n_blocks)]).ok
+        assert len(listener._connections) == streams
+
+
 def test_over_ipv6() -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()

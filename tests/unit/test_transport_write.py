@@ -55,7 +55,8 @@ class Gate:
 def gate(kind: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate = Gate()
     owner: Any = shm if kind == "shm" else tcp_intake.Intake
-    name = "_write_run" if kind == "shm" else "_landed"
+    name = "_write_run" if kind == "shm" else "_begin"
+    monkeypatch.setattr(wire, "MAX_BATCH", 1)
     original = getattr(owner, name)
 
     def held(*args: Any) -> None:
@@ -295,10 +296,10 @@ def test_a_late_frame_never_lands_in_blocks_of_the_next_window(
     """A writer that stands still amid a block, until the block belongs to somebody else."""
     peer, own = sides
     segment = parse_segment(window(peer, [5]), TcpSegment)
-    head = wire.pack_write(bytes.fromhex(segment.epoch), segment.window, 1, checksum=False)
-    piece = wire.pack_piece(wire.PieceHead(5, 1, 0, SIZE, 0))
+    head = wire.pack_write(bytes.fromhex(segment.epoch), segment.window, 1)
+    batch = wire.pack_batch([wire.Range(5, 1)], 0, SIZE)
     with socket.create_connection((segment.host, segment.port)) as slow:
-        slow.sendall(head + piece + b"a" * 100)
+        slow.sendall(head + batch + b"a" * 100)
         wait_until(lambda: peer.block(5)[:100] == b"a" * 100, "first part")
         peer.transport.close_window(msgspec.json.encode(segment).decode())
         assert write(own, 1, window(peer, [5]), [(0, 5)]).ok
@@ -313,19 +314,21 @@ def test_a_late_frame_never_lands_in_blocks_of_the_next_window(
 
 
 @pytest.mark.parametrize(
-    "piece",
+    ("ranges", "offset", "n_bytes"),
     [
-        wire.PieceHead(64, 1, 0, SIZE, 0),
-        wire.PieceHead(0, 0, 0, SIZE, 0),
-        wire.PieceHead(0, 1, 1, SIZE, 0),
-        wire.PieceHead(0, 1, 0, 0, 0),
-        wire.PieceHead(0, 2, 0, SIZE, 0),
-        wire.PieceHead(0, 2, 8, 2 * SIZE, 0),
-        wire.PieceHead(2**32 - 1, 2**32 - 1, 2**64 - 1, 2**64 - 1, 0),
+        ([(64, 1)], 0, SIZE),
+        ([(1, 1), (64, 1)], 0, SIZE),
+        ([(0, 0)], 0, SIZE),
+        ([(0, 1)], 1, SIZE),
+        ([(0, 1)], 0, 0),
+        ([(0, 1)], 0, 2 * SIZE),
+        ([(1, 1), (0, 2)], 0, SIZE - 1),
+        ([(63, 2)], 0, SIZE),
+        ([(2**32 - 1, 2**32 - 1)], 2**64 - 1, 2**64 - 1),
     ],
 )
-def test_a_piece_outside_the_pool_is_refused(
-    sides: tuple[Side, Side], piece: wire.PieceHead
+def test_a_batch_outside_the_pool_is_refused(
+    sides: tuple[Side, Side], ranges: Pairs, offset: int, n_bytes: int
 ) -> None:
     peer, own = sides
     before = bytes(peer.memory.buffer)
@@ -333,8 +336,8 @@ def test_a_piece_outside_the_pool_is_refused(
     epoch = bytes.fromhex(segment.epoch)
     with socket.create_connection((segment.host, segment.port)) as raw:
         raw.settimeout(10)
-        raw.sendall(wire.pack_write(epoch, segment.window, 1, checksum=False))
-        raw.sendall(wire.pack_piece(piece))
+        raw.sendall(wire.pack_write(epoch, segment.window, 3))
+        raw.sendall(wire.pack_batch([wire.Range(*each) for each in ranges], offset, n_bytes))
         answer = bytearray(raw.recv(wire.ANSWER_BYTES))
         with pytest.raises(wire.FrameError, match="outside its pool"):
             wire.check_answer(answer, epoch, segment.window, wire.Range(0, 0), SIZE)
@@ -343,17 +346,37 @@ def test_a_piece_outside_the_pool_is_refused(
     assert write(own, 1, window(peer, [1]), [(0, 1)]).ok
 
 
-def test_bytes_changed_on_the_way_are_noticed(sides: tuple[Side, Side]) -> None:
-    peer, _ = sides
+@pytest.mark.parametrize("n", [0, 3, wire.MAX_BATCH + 1])
+def test_a_batch_of_more_than_was_announced_ends_the_connection(
+    sides: tuple[Side, Side], n: int
+) -> None:
+    peer, own = sides
     segment = parse_segment(window(peer, [5]), TcpSegment)
-    epoch = bytes.fromhex(segment.epoch)
     with socket.create_connection((segment.host, segment.port)) as raw:
         raw.settimeout(10)
-        raw.sendall(wire.pack_write(epoch, segment.window, 1, checksum=True))
-        raw.sendall(wire.pack_piece(wire.PieceHead(5, 1, 0, SIZE, 12345)) + b"a" * SIZE)
+        raw.sendall(wire.pack_write(bytes.fromhex(segment.epoch), segment.window, 2))
+        raw.sendall(wire.pack_batch([wire.Range(5, 1)] * n, 0, SIZE)[: wire.BATCH_BYTES])
+        assert raw.recv(1) == b""
+    assert write(own, 1, window(peer, [1]), [(0, 1)]).ok
+
+
+def test_batches_land_byte_by_byte(sides: tuple[Side, Side]) -> None:
+    """However little comes at once, and wherever a batch or a block ends."""
+    peer, _ = sides
+    segment = parse_segment(window(peer, [3, 4, 6]), TcpSegment)
+    epoch = bytes.fromhex(segment.epoch)
+    sent = wire.pack_write(epoch, segment.window, 3)
+    sent += wire.pack_batch([wire.Range(3, 1), wire.Range(6, 1)], 10, 3) + b"abcdef"
+    sent += wire.pack_batch([wire.Range(4, 1)], 0, 2) + b"gh"
+    with socket.create_connection((segment.host, segment.port)) as raw:
+        raw.settimeout(10)
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in sent:
+            raw.sendall(bytes([byte]))
         answer = bytearray(raw.recv(wire.ANSWER_BYTES))
-        with pytest.raises(wire.FrameError, match="checksum differs"):
-            wire.check_answer(answer, epoch, segment.window, wire.Range(0, 0), SIZE)
+    wire.check_answer(answer, epoch, segment.window, wire.Range(0, 0), 8)
+    assert (peer.block(3)[10:13], peer.block(6)[10:13]) == (b"abc", b"def")
+    assert peer.block(4)[:2] == b"gh"
 
 
 def test_a_write_of_several_requests_reuses_its_connections(sides: tuple[Side, Side]) -> None:

@@ -64,7 +64,7 @@ class Writing:
 def writing(reactor: StillReactor, piece: Piece, block_bytes: int = SIZE) -> Iterator[Writing]:
     ends: list[str] = []
     still: Any = reactor
-    task = tcp_writer.Outflow(WINDOW, b"e" * 16, [piece], False, ends.append)
+    task = tcp_writer.Outflow(WINDOW, b"e" * 16, [piece], ends.append)
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         closing(PoolMemory(4, block_bytes, os.urandom(16))) as memory,
@@ -91,7 +91,7 @@ def test_an_answer_may_come_right_after_the_last_byte(
     reactor = StillReactor()
     with writing(reactor, Piece(1, 2, 1, 0, SIZE)) as made:
         made.sender.ready(WRITE)
-        _take(made.peer, len(made.task.head()) + wire.PIECE_BYTES + SIZE)
+        _take(made.peer, len(made.task.head()) + wire.BATCH_BYTES + wire.RANGE_BYTES + SIZE)
         assert reactor.events == READ
         made.answer()
         assert made.ends == [""]

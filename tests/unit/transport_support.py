@@ -36,7 +36,8 @@ def make_transport(
     if kind == "shm":
         return ShmTransport(notify, **limits)
     if kind == "tcp":
-        return TcpTransport(notify, **limits)
+        # A stream for every block, so that small transfers have several too.
+        return TcpTransport(notify, **({"stream_bytes": 1} | limits))
     return ForeignTransport(notify, foreign_engine(kind), **limits)
 
 

@@ -26,6 +26,8 @@ from twofold.transport.windows import Windows
 from twofold.transport.wire import MAX_RANGES
 from twofold.types import ceil_div
 
+_STREAM_BYTES: Final = 2 * 1024 * 1024
+"""What is worth a stream of its own: each takes turns of both sides' threads."""
 _ACTIVE_PER_PEER: Final = 4
 """Transfers from one peer, or to it, at a time. The rest wait: a dead peer delays only its own."""
 
@@ -66,11 +68,12 @@ class TcpTransport:
     """Transport between hosts. See `Transport` for the calls.
 
     `host` is the numeric address that the data port is bound to and, unless `advertise` names
-    another, that peers are told; `port` 0 takes a free one. `streams` connections share one
-    transfer. A peer that is silent for `timeout_s` fails it. `max_transfers` bounds the
-    transfers in flight, `max_connections` the peers' connections to the data port; `checksums`
-    False leaves out the checksums of frames and completions. Raises ValueError for no streams, and
-    for a `host` that stands for every address when there is none to advertise.
+    another, that peers are told; `port` 0 takes a free one. Up to `streams` connections share one
+    transfer, one for every `stream_bytes`. A peer that is silent for `timeout_s` fails it.
+    `max_transfers` bounds the transfers in flight, `max_connections` the peers' connections to the
+    data port; `checksums` False leaves out the checksums of what is read, in frames and
+    completions. Raises ValueError for no streams, and for a `host` that stands for every address
+    when there is none to advertise.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class TcpTransport:
         port: int = 0,
         advertise: str = "",
         streams: int = 2,
+        stream_bytes: int = _STREAM_BYTES,
         timeout_s: float = 5.0,
         max_transfers: int = 256,
         max_connections: int = 256,
@@ -95,6 +99,7 @@ class TcpTransport:
         self._port = port
         self._advertise = advertise
         self._n_streams = streams
+        self._stream_bytes = stream_bytes
         self._timeout_s = timeout_s
         self._max_connections = max_connections
         self._checksums = checksums
@@ -267,7 +272,7 @@ class TcpTransport:
             on_end = functools.partial(ended, stream)
             if transfer.span:
                 window = transfer.segment.window
-                stream.start(Outflow(window, transfer.epoch, share, self._checksums, on_end))
+                stream.start(Outflow(window, transfer.epoch, share, on_end))
             else:
                 stream.start(Share(next(self._tags), transfer.epoch, share, sums, on_end))
 
@@ -277,12 +282,14 @@ class TcpTransport:
         if not pairs:
             return []
         assert memory is not None
+        first, end = transfer.span or (0, memory.block_bytes)
+        streams = min(self._n_streams, ceil_div(len(pairs) * (end - first), self._stream_bytes))
         # Pieces small enough that the streams end at about the same time.
-        fair = ceil_div(len(pairs), self._n_streams)
+        fair = ceil_div(len(pairs), streams)
         most = max(1, min(fair, PIECE_BYTES // memory.block_bytes))
         if transfer.span:
-            return share_out(cut(pairs, transfer.span, memory.block_bytes, most), self._n_streams)
-        return share_out(merge(pairs, most), self._n_streams)
+            return share_out(cut(pairs, transfer.span, memory.block_bytes, most), streams)
+        return share_out(merge(pairs, most), streams)
 
     def _end(self, transfer: _Transfer, reason: str, sums: tuple[int, ...] = ()) -> None:
         """Close what is still open for `transfer` and complete it."""

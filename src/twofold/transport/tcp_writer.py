@@ -7,14 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from twofold.transport import wire
-from twofold.transport.checksum import block_checksum
 from twofold.transport.memory import PoolMemory
 from twofold.transport.reactor import READ, WRITE
 from twofold.transport.runs import Piece
 from twofold.transport.tcp_connection import TURN_BYTES, Connection
 
 _AHEAD_BYTES: Final = 1024 * 1024
-_AHEAD_VIEWS: Final = 64
+_AHEAD_VIEWS: Final = 256
 """How much is made ready for one call to the kernel, so that small pieces cost few calls."""
 
 
@@ -30,28 +29,29 @@ class Outflow:
         window: int,
         epoch: bytes,
         pieces: Sequence[Piece],
-        checksum: bool,
         on_end: Callable[[str], None],
     ) -> None:
         self.window = window
         self.epoch = epoch
         self.pieces = deque(pieces)
-        self.checksum = checksum
         self.on_end = on_end
         self.n_bytes = sum(piece.n_bytes for piece in pieces)
 
     def head(self) -> bytes:
         """The head of the request for all pieces."""
-        return wire.pack_write(self.epoch, self.window, len(self.pieces), self.checksum)
+        return wire.pack_write(self.epoch, self.window, len(self.pieces))
 
-    def frame(self, memory: PoolMemory) -> tuple[memoryview, memoryview]:
-        """Header and bytes of the next piece, the bytes straight from the pool."""
-        piece = self.pieces.popleft()
-        start = piece.src * memory.block_bytes + piece.offset
-        payload = memory.buffer[start : start + piece.n_bytes]
-        checksum = block_checksum(payload) if self.checksum else 0
-        head = wire.PieceHead(piece.dst, piece.n, piece.offset, piece.n_bytes, checksum)
-        return memoryview(wire.pack_piece(head)), payload
+    def batch(self, memory: PoolMemory) -> list[memoryview]:
+        """Head and bytes of the next batch, the bytes straight from the pool."""
+        pieces = [self.pieces.popleft() for _ in range(min(wire.MAX_BATCH, len(self.pieces)))]
+        ranges = [wire.Range(piece.dst, piece.n) for piece in pieces]
+        first = pieces[0]  # of one write, all are of the same span
+        head = wire.pack_batch(ranges, first.offset, first.n_bytes // first.n)
+        starts = [piece.src * memory.block_bytes + piece.offset for piece in pieces]
+        return [
+            memoryview(head),
+            *(memory.buffer[at : at + p.n_bytes] for at, p in zip(starts, pieces, strict=True)),
+        ]
 
 
 class Sender(Connection[Outflow]):
@@ -89,9 +89,9 @@ class Sender(Connection[Outflow]):
         while n_sent < TURN_BYTES:
             ahead = sum(map(len, self._out))
             while task.pieces and ahead < _AHEAD_BYTES and len(self._out) < _AHEAD_VIEWS:
-                frame = task.frame(self._memory)
-                self._out.extend(frame)
-                ahead += sum(map(len, frame))
+                batch = task.batch(self._memory)
+                self._out.extend(batch)
+                ahead += sum(map(len, batch))
             if not self._out:
                 break
             try:

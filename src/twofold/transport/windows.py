@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import socket
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import chain, count
 
 
 class Windows:
@@ -17,7 +17,7 @@ class Windows:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._numbers = itertools.count(1)
+        self._numbers = count(1)
         self._open: dict[int, frozenset[int]] = {}
 
     def open(self, blocks: Iterable[int]) -> int:
@@ -32,17 +32,21 @@ class Windows:
         with self._lock:
             self._open.pop(number, None)
 
-    def allows(self, number: int, first: int, n: int) -> bool:
-        """Whether `n` blocks from `first` on may be written through a window."""
+    def allows(self, number: int, ranges: Iterable[tuple[int, int]]) -> bool:
+        """Whether the blocks of `ranges`, (first, number of blocks), may be written through a
+        window."""
         blocks = self._open.get(number, frozenset())
-        return all(block in blocks for block in range(first, first + n))
+        return blocks.issuperset(
+            chain.from_iterable(range(first, first + n) for first, n in ranges)
+        )
 
-    def receive(self, number: int, sock: socket.socket, into: memoryview) -> int:
+    def receive(self, number: int, sock: socket.socket, into: Sequence[memoryview]) -> int:
         """Receive into blocks of a window; the bytes that came, 0 at the end, -1 if it is closed.
 
-        The socket does not block: raises BlockingIOError when nothing has come, and OSError.
+        `into` is filled in order. The socket does not block: raises BlockingIOError when nothing
+        has come, and OSError.
         """
         with self._lock:
             if number not in self._open:
                 return -1
-            return sock.recv_into(into)
+            return sock.recvmsg_into(into)[0]

@@ -1,8 +1,14 @@
 """The frames of the TCP transport: how they look, and every check on what a peer sent. Pure.
 
 A request to read is a header and ranges of blocks; the answer is one frame per range, in order: a
-header and the blocks' bytes. A request to write is a header that names a window, and one frame
-per piece: a header and its bytes; the answer is one header that says whether all have landed.
+header and the blocks' bytes.
+
+A request to write is a header that names a window, and batches: the span of each block that is
+written, ranges of blocks, and then the bytes of all of them, which are so taken in with few calls,
+however small the spans. The answer is one header that says whether all have landed. What was
+written has no checksums here: workers compare those of whole blocks at the end (ADR 11), which
+finds what was changed on the way too.
+
 Integers are little-endian. Whatever does not fit is a FrameError, after which nothing more on that
 connection can be trusted.
 """
@@ -10,30 +16,34 @@ connection can be trusted.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from twofold.transport.segment import EPOCH_BYTES
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_RANGES: Final = 65_536
 MAX_RANGE_BYTES: Final = 64 * 1024 * 1024
 """Most bytes of one range, unless it is a single block."""
+
+MAX_BATCH: Final = 64
+"""Most ranges of one batch."""
 
 _REQUEST_MAGIC: Final = b"2FRQ"
 _WRITE_MAGIC: Final = b"2FWR"
 _ANSWER_MAGIC: Final = b"2FAN"
 _REQUEST: Final = struct.Struct(f"<4sHHI{EPOCH_BYTES}sQ")
-"""magic, version, flags, number of ranges or pieces, epoch, tag or window."""
+"""magic, version, flags, number of ranges, epoch, tag or window."""
 _RANGE: Final = struct.Struct("<II")
 """first block, number of blocks."""
-_PIECE: Final = struct.Struct("<IIQQQ")
-"""first block, number of blocks, offset in the block, bytes, checksum."""
+_BATCH: Final = struct.Struct("<IQQ")
+"""number of ranges, offset in each block, bytes of each block."""
 _ANSWER: Final = struct.Struct(f"<4sHH{EPOCH_BYTES}sQIIQQ")
 """magic, version, status, epoch, tag, first block, number of blocks, bytes, checksum."""
 
 REQUEST_BYTES: Final = _REQUEST.size
 RANGE_BYTES: Final = _RANGE.size
-PIECE_BYTES: Final = _PIECE.size
+BATCH_BYTES: Final = _BATCH.size
 ANSWER_BYTES: Final = _ANSWER.size
 
 _FLAG_CHECKSUM: Final = 1
@@ -42,12 +52,10 @@ OK: Final = 0
 STALE: Final = 1
 OUTSIDE: Final = 2
 CLOSED: Final = 3
-DAMAGED: Final = 4
 _REFUSALS: Final = {
     STALE: "stale segment: the peer's pool has another epoch",
     OUTSIDE: "the peer says that the blocks are outside its pool",
     CLOSED: "the peer does not let these blocks be written, or not any more",
-    DAMAGED: "checksum differs: blocks changed on the way",
 }
 
 
@@ -56,8 +64,7 @@ class FrameError(Exception):
 
 
 class RequestHead(NamedTuple):
-    """The fixed part of a request. `tag` comes back in each answer; of a write it is the window,
-    and `n_ranges` the number of pieces."""
+    """The fixed part of a request. `tag` comes back in each answer; of a write it is the window."""
 
     n_ranges: int
     epoch: bytes
@@ -66,15 +73,13 @@ class RequestHead(NamedTuple):
     writes: bool = False
 
 
-class PieceHead(NamedTuple):
-    """What comes before the bytes of one piece of a write: bytes from `offset` on of block `first`,
-    or `n` whole blocks from there on."""
+class BatchHead(NamedTuple):
+    """What comes before the ranges of one batch of a write: of each block, `n_bytes` from `offset`
+    on are written."""
 
-    first: int
-    n: int
+    n_ranges: int
     offset: int
     n_bytes: int
-    checksum: int
 
 
 class Range(NamedTuple):
@@ -106,25 +111,37 @@ def unpack_request(data: bytearray) -> RequestHead:
     return RequestHead(n_ranges, epoch, tag, bool(flags & _FLAG_CHECKSUM), writes)
 
 
-def pack_write(epoch: bytes, window: int, n_pieces: int, checksum: bool) -> bytes:
-    """The head of a request to write; its pieces follow."""
-    flags = _FLAG_CHECKSUM if checksum else 0
-    return _REQUEST.pack(_WRITE_MAGIC, VERSION, flags, n_pieces, epoch, window)
+def pack_write(epoch: bytes, window: int, n_ranges: int) -> bytes:
+    """The head of a request to write; its batches follow."""
+    return _REQUEST.pack(_WRITE_MAGIC, VERSION, 0, n_ranges, epoch, window)
 
 
-def pack_piece(piece: PieceHead) -> bytes:
-    """The header of one piece; its bytes follow."""
-    return _PIECE.pack(*piece)
+def pack_batch(ranges: Sequence[Range], offset: int, n_bytes: int) -> bytes:
+    """The head and the ranges of a batch; the bytes of all their blocks follow, in order."""
+    head = _BATCH.pack(len(ranges), offset, n_bytes)
+    return head + b"".join(_RANGE.pack(*each) for each in ranges)
 
 
-def unpack_piece(data: bytearray, n_blocks: int, block_bytes: int) -> PieceHead | None:
-    """The header in `data`, PIECE_BYTES long, or None when it does not lie in such a pool."""
-    piece = PieceHead(*_PIECE.unpack(data))
-    if not inside([Range(piece.first, piece.n)], n_blocks, block_bytes) or piece.n_bytes < 1:
-        return None
-    if piece.n > 1:
-        return piece if (piece.offset, piece.n_bytes) == (0, piece.n * block_bytes) else None
-    return piece if piece.offset + piece.n_bytes <= block_bytes else None
+def unpack_batch(data: bytearray, left: int) -> BatchHead:
+    """The head in `data`, BATCH_BYTES long, when `left` ranges are still to come.
+
+    Raises FrameError for a number of ranges that cannot be.
+    """
+    head = BatchHead(*_BATCH.unpack(data))
+    most = min(MAX_BATCH, left)
+    if not 1 <= head.n_ranges <= most:
+        raise FrameError(f"batch of {head.n_ranges} ranges, not 1 to {most}")
+    return head
+
+
+def fits(head: BatchHead, ranges: Sequence[Range], n_blocks: int, block_bytes: int) -> bool:
+    """Whether a batch lies in such a pool. Parts of blocks come one by one."""
+    if not inside(ranges, n_blocks, block_bytes):
+        return False
+    if (head.offset, head.n_bytes) == (0, block_bytes):
+        return True
+    within = head.n_bytes >= 1 and head.offset + head.n_bytes <= block_bytes
+    return within and all(n == 1 for _, n in ranges)
 
 
 def unpack_ranges(data: bytearray) -> list[Range]:
@@ -132,7 +149,7 @@ def unpack_ranges(data: bytearray) -> list[Range]:
     return [Range(first, n) for first, n in _RANGE.iter_unpack(data)]
 
 
-def inside(ranges: list[Range], n_blocks: int, block_bytes: int) -> bool:
+def inside(ranges: Sequence[Range], n_blocks: int, block_bytes: int) -> bool:
     """Whether all `ranges` lie in a pool and none is too long for one frame."""
     return all(
         n >= 1 and first + n <= n_blocks and (n == 1 or n * block_bytes <= MAX_RANGE_BYTES)
