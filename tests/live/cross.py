@@ -27,18 +27,18 @@ LENGTHS: Final = (1, B - 1, B, B + 1, 2 * B)
 ACTS: Final = ("none", "abort", "kill prefill", "kill decode")
 POINTS: Final = {
     "pull": ("Hello>", "Hello<", "Claim", "Grant", "request", "answer", "Done", "Closed"),
-    "push": ("Hello>", "Hello<", "Claim", "write", "batch", "answer", "Written"),
-    "layerwise": ("Hello>", "Hello<", "Claim", "write", "batch", "answer", "Written"),
+    "push": ("Hello>", "Hello<", "Claim", "write", "bytes", "answer", "Written"),
+    "layerwise": ("Hello>", "Hello<", "Claim", "write", "bytes", "answer", "Written"),
 }
 """Messages at which something goes wrong, in the order in which they come."""
 
-QUICKLY_MISSED: Final = {"pull": ("Done", "Closed", "Grant"), "push": ("batch", "Written")}
+QUICKLY_MISSED: Final = {"pull": ("Done", "Closed", "Grant"), "push": ("bytes", "Written")}
 """Messages whose loss takes few seconds to show, for a short run."""
 
 PHASES: Final = ("in prefill", "committed", "streaming")
 """Phases with no message between workers: a worker that stands still marks them."""
 
-DATA: Final = ("request", "write", "batch", "answer")
+DATA: Final = ("request", "write", "bytes", "answer")
 
 PLACES: Final = tuple(i / 40 for i in range(40))
 """Where messages of the control connection have a bit flipped, as a share of their length."""
@@ -176,7 +176,7 @@ def _check_alone(case: Case, end: str) -> None:
     # A Hello has half a second: on a loaded machine a late one may be too late.
     if case.fate == "delay" and not case.at.startswith("Hello"):
         assert end == "whole", end
-    if case.fate == "corrupt" and case.at in ("answer", "batch"):
+    if case.fate == "corrupt" and case.at in ("answer", "bytes"):
         # One bit of KV may change no token: that it was seen is what counts.
         assert end == "error", "damaged KV was believed"
 

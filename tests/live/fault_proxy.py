@@ -30,7 +30,7 @@ the other has a front."""
 Fate = Literal["hold", "delay", "drop", "duplicate", "corrupt", "cut"]
 FATES: Final[tuple[Fate, ...]] = ("hold", "delay", "drop", "duplicate", "corrupt", "cut")
 
-CALLER_SAYS: Final = ("Hello>", "Claim", "Heartbeat", "Done", "request", "write", "batch")
+CALLER_SAYS: Final = ("Hello>", "Claim", "Heartbeat", "Done", "request", "write", "bytes")
 """Kinds of message from whoever connected: a decode worker on control connections, the side that
 moves bytes on data connections. `Hello>` is the caller's, `Hello<` the answer to it."""
 
@@ -251,25 +251,21 @@ class _Data:
 
     def __init__(self) -> None:
         self._writes = False
-        self._ranges_left = 0
+        self._n_bytes = 0
 
     async def from_caller(self, reader: asyncio.StreamReader) -> Message:
-        if self._ranges_left:
-            head = await reader.readexactly(wire.BATCH_BYTES)
-            batch = wire.unpack_batch(bytearray(head), self._ranges_left)
-            self._ranges_left -= batch.n_ranges
-            ranges = await reader.readexactly(batch.n_ranges * wire.RANGE_BYTES)
-            n_blocks = sum(each.n for each in wire.unpack_ranges(bytearray(ranges)))
-            data = await reader.readexactly(n_blocks * batch.n_bytes)
-            return Message("batch", head + ranges + data)
+        if self._n_bytes:
+            n_bytes, self._n_bytes = self._n_bytes, 0
+            return Message("bytes", await reader.readexactly(n_bytes))
         head = await reader.readexactly(wire.REQUEST_BYTES)
         request = wire.unpack_request(bytearray(head))
+        rest = await reader.readexactly(request.rest_bytes)
         self._writes = request.writes
-        if request.writes:
-            self._ranges_left = request.n_ranges
-            return Message("write", head)
-        ranges = await reader.readexactly(request.n_ranges * wire.RANGE_BYTES)
-        return Message("request", head + ranges)
+        if not request.writes:
+            return Message("request", head + rest)
+        (first, end), *ranges = wire.unpack_ranges(bytearray(rest))
+        self._n_bytes = sum(n for _, n in ranges) * (end - first)
+        return Message("write", head + rest)
 
     async def from_listener(self, reader: asyncio.StreamReader) -> Message:
         head = await reader.readexactly(wire.ANSWER_BYTES)

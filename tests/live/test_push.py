@@ -224,7 +224,7 @@ class Gate:
 def gate(transport: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate = Gate()
     owner: Any = shm if transport == "shm" else tcp_writer.Outflow
-    name = "_write_run" if transport == "shm" else "batch"
+    name = "_write_run" if transport == "shm" else "next"
     original = getattr(owner, name)
 
     def held(*args: Any) -> Any:
@@ -276,7 +276,7 @@ def test_a_write_that_fails_ends_its_request_only(
     transport: str, handoff: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner: Any = shm if transport == "shm" else tcp_writer.Outflow
-    name = "_write_run" if transport == "shm" else "batch"
+    name = "_write_run" if transport == "shm" else "next"
     original = getattr(owner, name)
     broken = [True]
 

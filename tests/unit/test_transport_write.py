@@ -55,8 +55,8 @@ class Gate:
 def gate(kind: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate = Gate()
     owner: Any = shm if kind == "shm" else tcp_intake.Intake
-    name = "_write_run" if kind == "shm" else "_begin"
-    monkeypatch.setattr(wire, "MAX_BATCH", 1)
+    name = "_write_run" if kind == "shm" else "receive"
+    monkeypatch.setattr(tcp_intake, "_VIEWS", 1)
     original = getattr(owner, name)
 
     def held(*args: Any) -> None:
@@ -296,10 +296,10 @@ def test_a_late_frame_never_lands_in_blocks_of_the_next_window(
     """A writer that stands still amid a block, until the block belongs to somebody else."""
     peer, own = sides
     segment = parse_segment(window(peer, [5]), TcpSegment)
-    head = wire.pack_write(bytes.fromhex(segment.epoch), segment.window, 1)
-    batch = wire.pack_batch([wire.Range(5, 1)], 0, SIZE)
+    epoch = bytes.fromhex(segment.epoch)
+    head = wire.pack_write(epoch, segment.window, [wire.Range(5, 1)], (0, SIZE))
     with socket.create_connection((segment.host, segment.port)) as slow:
-        slow.sendall(head + batch + b"a" * 100)
+        slow.sendall(head + b"a" * 100)
         wait_until(lambda: peer.block(5)[:100] == b"a" * 100, "first part")
         peer.transport.close_window(msgspec.json.encode(segment).decode())
         assert write(own, 1, window(peer, [5]), [(0, 5)]).ok
@@ -314,21 +314,22 @@ def test_a_late_frame_never_lands_in_blocks_of_the_next_window(
 
 
 @pytest.mark.parametrize(
-    ("ranges", "offset", "n_bytes"),
+    ("ranges", "span"),
     [
-        ([(64, 1)], 0, SIZE),
-        ([(1, 1), (64, 1)], 0, SIZE),
-        ([(0, 0)], 0, SIZE),
-        ([(0, 1)], 1, SIZE),
-        ([(0, 1)], 0, 0),
-        ([(0, 1)], 0, 2 * SIZE),
-        ([(1, 1), (0, 2)], 0, SIZE - 1),
-        ([(63, 2)], 0, SIZE),
-        ([(2**32 - 1, 2**32 - 1)], 2**64 - 1, 2**64 - 1),
+        ([(64, 1)], (0, SIZE)),
+        ([(1, 1), (64, 1)], (0, SIZE)),
+        ([(0, 0)], (0, SIZE)),
+        ([(0, 1)], (1, SIZE + 1)),
+        ([(0, 1)], (3, 3)),
+        ([(0, 1)], (4, 3)),
+        ([(0, 1)], (0, 2 * SIZE)),
+        ([(1, 1), (0, 2)], (0, SIZE - 1)),
+        ([(63, 2)], (0, SIZE)),
+        ([(2**32 - 1, 2**32 - 1)], (2**32 - 2, 2**32 - 1)),
     ],
 )
-def test_a_batch_outside_the_pool_is_refused(
-    sides: tuple[Side, Side], ranges: Pairs, offset: int, n_bytes: int
+def test_a_write_outside_the_pool_is_refused(
+    sides: tuple[Side, Side], ranges: Pairs, span: tuple[int, int]
 ) -> None:
     peer, own = sides
     before = bytes(peer.memory.buffer)
@@ -336,8 +337,8 @@ def test_a_batch_outside_the_pool_is_refused(
     epoch = bytes.fromhex(segment.epoch)
     with socket.create_connection((segment.host, segment.port)) as raw:
         raw.settimeout(10)
-        raw.sendall(wire.pack_write(epoch, segment.window, 3))
-        raw.sendall(wire.pack_batch([wire.Range(*each) for each in ranges], offset, n_bytes))
+        named = [wire.Range(*each) for each in ranges]
+        raw.sendall(wire.pack_write(epoch, segment.window, named, span))
         answer = bytearray(raw.recv(wire.ANSWER_BYTES))
         with pytest.raises(wire.FrameError, match="outside its pool"):
             wire.check_answer(answer, epoch, segment.window, wire.Range(0, 0), SIZE)
@@ -346,37 +347,23 @@ def test_a_batch_outside_the_pool_is_refused(
     assert write(own, 1, window(peer, [1]), [(0, 1)]).ok
 
 
-@pytest.mark.parametrize("n", [0, 3, wire.MAX_BATCH + 1])
-def test_a_batch_of_more_than_was_announced_ends_the_connection(
-    sides: tuple[Side, Side], n: int
-) -> None:
-    peer, own = sides
-    segment = parse_segment(window(peer, [5]), TcpSegment)
-    with socket.create_connection((segment.host, segment.port)) as raw:
-        raw.settimeout(10)
-        raw.sendall(wire.pack_write(bytes.fromhex(segment.epoch), segment.window, 2))
-        raw.sendall(wire.pack_batch([wire.Range(5, 1)] * n, 0, SIZE)[: wire.BATCH_BYTES])
-        assert raw.recv(1) == b""
-    assert write(own, 1, window(peer, [1]), [(0, 1)]).ok
-
-
-def test_batches_land_byte_by_byte(sides: tuple[Side, Side]) -> None:
-    """However little comes at once, and wherever a batch or a block ends."""
+def test_a_write_lands_byte_by_byte(sides: tuple[Side, Side]) -> None:
+    """However little comes at once, and whatever comes after it."""
     peer, _ = sides
     segment = parse_segment(window(peer, [3, 4, 6]), TcpSegment)
     epoch = bytes.fromhex(segment.epoch)
-    sent = wire.pack_write(epoch, segment.window, 3)
-    sent += wire.pack_batch([wire.Range(3, 1), wire.Range(6, 1)], 10, 3) + b"abcdef"
-    sent += wire.pack_batch([wire.Range(4, 1)], 0, 2) + b"gh"
+    named = [wire.Range(3, 1), wire.Range(6, 1), wire.Range(4, 1)]
+    sent = wire.pack_write(epoch, segment.window, named, (10, 13)) + b"abcdefghi"
     with socket.create_connection((segment.host, segment.port)) as raw:
         raw.settimeout(10)
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for byte in sent:
-            raw.sendall(bytes([byte]))
-        answer = bytearray(raw.recv(wire.ANSWER_BYTES))
-    wire.check_answer(answer, epoch, segment.window, wire.Range(0, 0), 8)
-    assert (peer.block(3)[10:13], peer.block(6)[10:13]) == (b"abc", b"def")
-    assert peer.block(4)[:2] == b"gh"
+        for _ in range(2):
+            for byte in sent:
+                raw.sendall(bytes([byte]))
+            answer = bytearray(raw.recv(wire.ANSWER_BYTES))
+            wire.check_answer(answer, epoch, segment.window, wire.Range(0, 0), 9)
+    found = [peer.block(block)[10:13] for block in (3, 6, 4)]
+    assert found == [b"abc", b"def", b"ghi"]
 
 
 def test_a_write_of_several_requests_reuses_its_connections(sides: tuple[Side, Side]) -> None:

@@ -91,7 +91,7 @@ def test_an_answer_may_come_right_after_the_last_byte(
     reactor = StillReactor()
     with writing(reactor, Piece(1, 2, 1, 0, SIZE)) as made:
         made.sender.ready(WRITE)
-        _take(made.peer, len(made.task.head()) + wire.BATCH_BYTES + wire.RANGE_BYTES + SIZE)
+        _take(made.peer, wire.REQUEST_BYTES + 2 * wire.RANGE_BYTES + SIZE)
         assert reactor.events == READ
         made.answer()
         assert made.ends == [""]

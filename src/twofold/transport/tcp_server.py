@@ -186,32 +186,32 @@ class _Serving:
                 continue
             if self._request is None:
                 self._request = wire.unpack_request(self._buffer)
-                if self._request.writes:
-                    self._intake = Intake(self._request, self._memory, self._windows)
-                    self._take_in(self._intake)
-                    return
-                self._buffer = bytearray(self._request.n_ranges * wire.RANGE_BYTES)
+                self._buffer = bytearray(self._request.rest_bytes)
                 self._filled = 0
+                continue
+            ranges = wire.unpack_ranges(self._buffer)
+            if self._request.writes:
+                self._intake = Intake(self._request, ranges, self._memory, self._windows)
+                self._take_in(self._intake)
             else:
-                self._answer(self._request, wire.unpack_ranges(self._buffer))
-                return
+                self._answer(self._request, ranges)
+            return
 
     def _take_in(self, intake: Intake) -> None:
         """Go on with a write; once it is over, say how it went."""
         taken = 0
-        over = False
-        while not over and taken < _TURN_BYTES:
+        while not intake.over and taken < _TURN_BYTES:
             try:
-                over = intake.receive(self.sock)
+                intake.receive(self.sock)
             except BlockingIOError:
                 break
-            if not over and intake.n_last == 0:
+            if intake.n_last == 0:
                 self.fail("the peer closed it amid a write")
                 return
             taken += max(0, intake.n_last)
-        if taken or over:
+        if taken or intake.over:
             self.deadline_ns = time.monotonic_ns() + self._timeout_ns
-        if not over:
+        if not intake.over:
             return
         assert self._request is not None
         # After a refusal, what the peer still sends would be taken for something else.

@@ -38,20 +38,17 @@ class Outflow:
         self.n_bytes = sum(piece.n_bytes for piece in pieces)
 
     def head(self) -> bytes:
-        """The head of the request for all pieces."""
-        return wire.pack_write(self.epoch, self.window, len(self.pieces))
+        """What comes before the bytes of all pieces."""
+        first = self.pieces[0]  # all are of the same span
+        ranges = [wire.Range(piece.dst, piece.n) for piece in self.pieces]
+        span = (first.offset, first.offset + first.n_bytes // first.n)
+        return wire.pack_write(self.epoch, self.window, ranges, span)
 
-    def batch(self, memory: PoolMemory) -> list[memoryview]:
-        """Head and bytes of the next batch, the bytes straight from the pool."""
-        pieces = [self.pieces.popleft() for _ in range(min(wire.MAX_BATCH, len(self.pieces)))]
-        ranges = [wire.Range(piece.dst, piece.n) for piece in pieces]
-        first = pieces[0]  # of one write, all are of the same span
-        head = wire.pack_batch(ranges, first.offset, first.n_bytes // first.n)
-        starts = [piece.src * memory.block_bytes + piece.offset for piece in pieces]
-        return [
-            memoryview(head),
-            *(memory.buffer[at : at + p.n_bytes] for at, p in zip(starts, pieces, strict=True)),
-        ]
+    def next(self, memory: PoolMemory) -> memoryview:
+        """The bytes of the next piece, straight from the pool."""
+        piece = self.pieces.popleft()
+        start = piece.src * memory.block_bytes + piece.offset
+        return memory.buffer[start : start + piece.n_bytes]
 
 
 class Sender(Connection[Outflow]):
@@ -89,9 +86,8 @@ class Sender(Connection[Outflow]):
         while n_sent < TURN_BYTES:
             ahead = sum(map(len, self._out))
             while task.pieces and ahead < _AHEAD_BYTES and len(self._out) < _AHEAD_VIEWS:
-                batch = task.batch(self._memory)
-                self._out.extend(batch)
-                ahead += sum(map(len, batch))
+                self._out.append(task.next(self._memory))
+                ahead += len(self._out[-1])
             if not self._out:
                 break
             try:

@@ -3,11 +3,11 @@
 A request to read is a header and ranges of blocks; the answer is one frame per range, in order: a
 header and the blocks' bytes.
 
-A request to write is a header that names a window, and batches: the span of each block that is
-written, ranges of blocks, and then the bytes of all of them, which are so taken in with few calls,
-however small the spans. The answer is one header that says whether all have landed. What was
-written has no checksums here: workers compare those of whole blocks at the end (ADR 11), which
-finds what was changed on the way too.
+A request to write is a header that names a window, the span of each block that is written, ranges
+of blocks, and then the bytes of all of them, which are so taken in with few calls, however small
+the span. The answer is one header that says whether all have landed. What was written has no
+checksums here: workers compare those of whole blocks at the end (ADR 11), which finds what was
+changed on the way too.
 
 Integers are little-endian. Whatever does not fit is a FrameError, after which nothing more on that
 connection can be trusted.
@@ -26,24 +26,18 @@ MAX_RANGES: Final = 65_536
 MAX_RANGE_BYTES: Final = 64 * 1024 * 1024
 """Most bytes of one range, unless it is a single block."""
 
-MAX_BATCH: Final = 64
-"""Most ranges of one batch."""
-
 _REQUEST_MAGIC: Final = b"2FRQ"
 _WRITE_MAGIC: Final = b"2FWR"
 _ANSWER_MAGIC: Final = b"2FAN"
 _REQUEST: Final = struct.Struct(f"<4sHHI{EPOCH_BYTES}sQ")
 """magic, version, flags, number of ranges, epoch, tag or window."""
 _RANGE: Final = struct.Struct("<II")
-"""first block, number of blocks."""
-_BATCH: Final = struct.Struct("<IQQ")
-"""number of ranges, offset in each block, bytes of each block."""
+"""first block, number of blocks; the span of a write: first byte, end."""
 _ANSWER: Final = struct.Struct(f"<4sHH{EPOCH_BYTES}sQIIQQ")
 """magic, version, status, epoch, tag, first block, number of blocks, bytes, checksum."""
 
 REQUEST_BYTES: Final = _REQUEST.size
 RANGE_BYTES: Final = _RANGE.size
-BATCH_BYTES: Final = _BATCH.size
 ANSWER_BYTES: Final = _ANSWER.size
 
 _FLAG_CHECKSUM: Final = 1
@@ -72,14 +66,10 @@ class RequestHead(NamedTuple):
     checksum: bool
     writes: bool = False
 
-
-class BatchHead(NamedTuple):
-    """What comes before the ranges of one batch of a write: of each block, `n_bytes` from `offset`
-    on are written."""
-
-    n_ranges: int
-    offset: int
-    n_bytes: int
+    @property
+    def rest_bytes(self) -> int:
+        """Length of what comes next: ranges, and before those of a write its span."""
+        return (self.n_ranges + self.writes) * RANGE_BYTES
 
 
 class Range(NamedTuple):
@@ -89,11 +79,17 @@ class Range(NamedTuple):
     n: int
 
 
-def pack_request(epoch: bytes, tag: int, ranges: list[Range], checksum: bool) -> bytes:
-    """A whole request frame."""
+def pack_request(epoch: bytes, tag: int, ranges: Sequence[Range], checksum: bool) -> bytes:
+    """A whole request to read."""
     flags = _FLAG_CHECKSUM if checksum else 0
     head = _REQUEST.pack(_REQUEST_MAGIC, VERSION, flags, len(ranges), epoch, tag)
     return head + b"".join(_RANGE.pack(*each) for each in ranges)
+
+
+def pack_write(epoch: bytes, window: int, ranges: Sequence[Range], span: tuple[int, int]) -> bytes:
+    """What comes before the bytes of a write."""
+    head = _REQUEST.pack(_WRITE_MAGIC, VERSION, 0, len(ranges), epoch, window)
+    return head + b"".join(_RANGE.pack(*each) for each in (span, *ranges))
 
 
 def unpack_request(data: bytearray) -> RequestHead:
@@ -111,37 +107,15 @@ def unpack_request(data: bytearray) -> RequestHead:
     return RequestHead(n_ranges, epoch, tag, bool(flags & _FLAG_CHECKSUM), writes)
 
 
-def pack_write(epoch: bytes, window: int, n_ranges: int) -> bytes:
-    """The head of a request to write; its batches follow."""
-    return _REQUEST.pack(_WRITE_MAGIC, VERSION, 0, n_ranges, epoch, window)
-
-
-def pack_batch(ranges: Sequence[Range], offset: int, n_bytes: int) -> bytes:
-    """The head and the ranges of a batch; the bytes of all their blocks follow, in order."""
-    head = _BATCH.pack(len(ranges), offset, n_bytes)
-    return head + b"".join(_RANGE.pack(*each) for each in ranges)
-
-
-def unpack_batch(data: bytearray, left: int) -> BatchHead:
-    """The head in `data`, BATCH_BYTES long, when `left` ranges are still to come.
-
-    Raises FrameError for a number of ranges that cannot be.
-    """
-    head = BatchHead(*_BATCH.unpack(data))
-    most = min(MAX_BATCH, left)
-    if not 1 <= head.n_ranges <= most:
-        raise FrameError(f"batch of {head.n_ranges} ranges, not 1 to {most}")
-    return head
-
-
-def fits(head: BatchHead, ranges: Sequence[Range], n_blocks: int, block_bytes: int) -> bool:
-    """Whether a batch lies in such a pool. Parts of blocks come one by one."""
+def fits(
+    span: tuple[int, int], ranges: Sequence[tuple[int, int]], n_blocks: int, block_bytes: int
+) -> bool:
+    """Whether a write lies in such a pool. Parts of blocks come one by one."""
     if not inside(ranges, n_blocks, block_bytes):
         return False
-    if (head.offset, head.n_bytes) == (0, block_bytes):
-        return True
-    within = head.n_bytes >= 1 and head.offset + head.n_bytes <= block_bytes
-    return within and all(n == 1 for _, n in ranges)
+    first, end = span
+    whole = span == (0, block_bytes)
+    return whole or (first < end <= block_bytes and all(n == 1 for _, n in ranges))
 
 
 def unpack_ranges(data: bytearray) -> list[Range]:
@@ -149,7 +123,7 @@ def unpack_ranges(data: bytearray) -> list[Range]:
     return [Range(first, n) for first, n in _RANGE.iter_unpack(data)]
 
 
-def inside(ranges: Sequence[Range], n_blocks: int, block_bytes: int) -> bool:
+def inside(ranges: Sequence[tuple[int, int]], n_blocks: int, block_bytes: int) -> bool:
     """Whether all `ranges` lie in a pool and none is too long for one frame."""
     return all(
         n >= 1 and first + n <= n_blocks and (n == 1 or n * block_bytes <= MAX_RANGE_BYTES)
