@@ -2,8 +2,9 @@
 
 Two processes: this one reads and writes, a child serves. Every case runs once a round, so that a
 slow spell of the machine falls on all alike; the figures are medians. Pools are touched before, so
-that no page is faulted in for the first time while the clock runs. Mooncake and NIXL are measured,
-reading only, where their packages are installed. `xxh3` is the hashing of all blocks alone.
+that no page is faulted in for the first time while the clock runs; copies go past the caches, as
+those of workers that `twofold serve` starts. Mooncake and NIXL are measured, reading only, where
+their packages are installed. `xxh3` is the hashing of all blocks alone.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.as_workers import run_as_workers
 from twofold.transport.base import Transport
 from twofold.transport.checksum import checksums as hashed
 from twofold.transport.choose import FOREIGN, make_transport, unusable
@@ -146,7 +148,9 @@ class Reading:
 def measure(n_bytes: int, rounds: int, streams: int) -> dict[str, Any]:
     n_blocks = n_bytes // BLOCK_BYTES
     child = subprocess.Popen(
-        [sys.executable, __file__, "--serve", str(n_blocks)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "benchmarks.transport", "--serve", str(n_blocks)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     out = child.stdout
     assert out is not None
@@ -218,4 +222,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    run_as_workers()
     main()

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from msgspec import structs
 
+from benchmarks.as_workers import run_as_workers
 from benchmarks.handoff import fragments, interference, residual
 from benchmarks.handoff.conditions import Progress, conditions, make_bench_model
 from benchmarks.handoff.table import write_tables
@@ -159,4 +160,5 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    run_as_workers()
     sys.exit(main(sys.argv[1:]))

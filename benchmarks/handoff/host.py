@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -115,6 +116,7 @@ async def _serve(order: Order) -> None:
 
 def main() -> None:
     logging.disable(logging.WARNING)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end of stdin ends it, after Ctrl-C too
     # Nothing else is sent before the answer, so no line is left behind in the buffer.
     order = msgspec.json.decode(sys.stdin.readline(), type=Order)
     uvloop.run(_serve(order))

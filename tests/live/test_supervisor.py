@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from twofold.live.backoff import Backoff
 from twofold.live.ports import free_ports
@@ -99,6 +100,25 @@ def test_a_killed_process_is_back_at_once_and_the_others_are_left_alone() -> Non
 
     lines = supervised([child("prefill-0", SERVE), child("decode-0", SERVE)], test)
     assert [line for line in lines if "decode-0 ended with killed by SIGKILL" in line]
+
+
+def test_variables_are_given_unless_they_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWOFOLD_TEST_SET", "by the user")
+    monkeypatch.delenv("TWOFOLD_TEST_UNSET", raising=False)
+    script = (
+        "import os, signal\n"
+        "print(os.environ['TWOFOLD_TEST_SET'], os.environ['TWOFOLD_TEST_UNSET'], flush=True)\n"
+        + READY
+        + "signal.pause()\n"
+    )
+    names = ("TWOFOLD_TEST_SET", "TWOFOLD_TEST_UNSET")
+    made = structs.replace(child("w", script), variables=tuple((name, "given") for name in names))
+
+    async def test(supervisor: Supervisor) -> None:
+        await supervisor.wait_ready(DEADLINE_S)
+
+    lines = supervised([made], test)
+    assert [line for line in lines if "by the user given" in line]
 
 
 def test_a_new_life_is_not_ready_because_the_last_one_was(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from twofold.cli import gateway, serve, serving, worker
@@ -33,7 +34,7 @@ from twofold.config import (
     read_gateway,
     read_worker,
 )
-from twofold.live.deployment import Deployment, plan_deployment
+from twofold.live.deployment import SHM_VARIABLES, Deployment, plan_deployment
 from twofold.live.ports import free_ports, is_free
 from twofold.live.supervisor import Child
 from twofold.metrics.ledger import PHASES
@@ -159,6 +160,15 @@ def test_a_deployment_gives_every_process_ports_of_its_own() -> None:
     ]
     stages = {child.name: child.stage for child in plan.children()}
     assert stages["gateway"] > max(stage for name, stage in stages.items() if name != "gateway")
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_workers_that_share_memory_copy_past_the_caches(transport: str) -> None:
+    engine = msgspec.structs.replace(ENGINE, transport=transport)
+    children = plan_deployment(ServeSettings(engine=engine, prefill=1, decode=1)).children()
+    variables = {child.name: child.variables for child in children}
+    assert variables.pop("gateway") == ()
+    assert set(variables.values()) == {SHM_VARIABLES if transport == "shm" else ()}
 
 
 def test_ports_to_avoid_are_not_given_out() -> None:

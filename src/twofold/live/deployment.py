@@ -21,6 +21,10 @@ from twofold.live.supervisor import Child
 
 LOOPBACK: Final = "127.0.0.1"
 
+SHM_VARIABLES: Final = (("GLIBC_TUNABLES", "glibc.cpu.x86_non_temporal_threshold=131072"),)
+"""What workers over shared memory start with. Copies of 128 KiB or more then go past the caches,
+which made those of blocks 1.5 times faster; else glibc does so only for hundreds of MiB at once."""
+
 
 class Deployment(msgspec.Struct, frozen=True):
     """Settings of every process. Their ports are fixed, so that a restart changes no address."""
@@ -31,7 +35,11 @@ class Deployment(msgspec.Struct, frozen=True):
     def children(self) -> list[Child]:
         """The processes, for a supervisor in this very process: they die with it."""
         found = [
-            Child(name=worker.name, command=_command("worker", as_flags(worker)))
+            Child(
+                name=worker.name,
+                command=_command("worker", as_flags(worker)),
+                variables=SHM_VARIABLES if worker.engine.transport == "shm" else (),
+            )
             for worker in self.workers
         ]
         command = _command("gateway", as_flags(self.gateway))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -27,12 +28,14 @@ _LAST_OUTPUT_S: Final = 1.0
 class Child(msgspec.Struct, frozen=True, kw_only=True):
     """A process to keep running. A higher `stage` is stopped before a lower one.
 
-    It says that it serves by a log line whose message begins with "ready".
+    It says that it serves by a log line whose message begins with "ready". `variables` are added
+    to its environment where they are not set there.
     """
 
     name: str
     command: tuple[str, ...]
     stage: int = 0
+    variables: tuple[tuple[str, str], ...] = ()
 
 
 class GivenUpError(Exception):
@@ -226,6 +229,7 @@ class _Kept:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
+                env=dict(self.child.variables) | os.environ,
             )
         except OSError as error:
             self._take(f"{self.child.command[0]}: {error.strerror}")

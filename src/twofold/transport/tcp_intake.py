@@ -13,7 +13,8 @@ from twofold.transport.memory import PoolMemory
 from twofold.transport.windows import Windows
 
 _VIEWS: Final = 32
-"""Parts of blocks that one receive may fill."""
+"""Parts of blocks that one receive may fill. With one alone, copies on one host were a quarter
+faster, and decode's steps slower: each receive takes the interpreter lock from them."""
 
 
 class Intake:
