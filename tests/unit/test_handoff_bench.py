@@ -7,9 +7,14 @@ from typing import Any
 
 import pytest
 from benchmarks.handoff.conditions import Config
-from benchmarks.handoff.interference import WINDOWS, interference_row, loop_row
+from benchmarks.handoff.interference import (
+    WINDOWS,
+    interference_row,
+    loop_row,
+    median_interval,
+)
 from benchmarks.handoff.journals import Handoff, handoffs
-from benchmarks.handoff.pairs import mean_step_ms
+from benchmarks.handoff.pairs import mean_step_ms, tokens_of
 from benchmarks.handoff.residual import residual_row, slots_row
 from benchmarks.handoff.table import write_tables
 
@@ -198,7 +203,22 @@ def test_windows_are_the_same_there_and_back() -> None:
     assert {sum(places) for places in at.values()} == {len(WINDOWS) - 1}
 
 
-def test_shares_of_step_time_are_each_rounds_own() -> None:
+@pytest.mark.parametrize(("n", "left_out"), [(5, 0), (6, 0), (9, 1), (12, 2), (20, 5), (30, 9)])
+def test_where_a_median_lies_by_order(n: int, left_out: int) -> None:
+    """As tables of the sign test have it, at 95 %."""
+    values = [float(i) for i in range(n)]
+    assert median_interval(values[::-1]) == (left_out, n - 1 - left_out)
+
+
+def test_tokens_of_a_stream_are_those_with_logprobs() -> None:
+    head = b'data: {"choices":[{"index":0,"text":"","logprobs":{"tokens":'
+    assert tokens_of(head + b'["a","b"]}}]}\n') == 2
+    assert tokens_of(head + b"[]}}]}\n") == 0
+    for line in (b"data: [DONE]\n", b"\n", b"HTTP/1.1 200 OK\r\n"):
+        assert tokens_of(line) == 0
+
+
+def test_shares_of_step_time_are_each_cycles_own() -> None:
     runs = [
         {"idle": 10.0, "local": 11.0, "handoff": 12.1},
         {"idle": 20.0, "local": 20.0, "handoff": 20.0},
@@ -208,6 +228,7 @@ def test_shares_of_step_time_are_each_rounds_own() -> None:
     assert (row["idle_ms"], row["local_ms"], row["handoff_ms"]) == (20.0, 20.0, 20.0)
     assert (row["handoff_over_local"], row["handoff_over_local_range"]) == (0.1, [0.0, 1.0])
     assert (row["local_over_idle"], row["handoff_over_idle"]) == (0.0, 0.21)
+    assert (row["cycles"], row["handoff_over_local_interval"]) == (3, [0.0, 1.0])
 
 
 def test_loop_time_is_all_that_a_handoff_takes() -> None:
