@@ -169,8 +169,13 @@ async def _arrivals(ask: Ask, rate: int, over: asyncio.Event) -> None:
 
 
 async def _window(probe: Probe, first: int, last: int, rate: int, ask: Ask | None) -> float:
-    """Mean step time between two tokens of the probe, beside arrivals."""
+    """Mean step time between two tokens of the probe, beside arrivals.
+
+    Raises RuntimeError when the last is there before it began.
+    """
     await probe.has(first)
+    if len(probe.times_ns) > last:
+        raise RuntimeError(f"tokens {first} to {last} were written before arrivals began")
     over = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         if ask is not None:

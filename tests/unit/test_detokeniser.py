@@ -99,6 +99,9 @@ def test_stop_strings_count_after_as_many_tokens() -> None:
     assert [made.feed(token) for token in b"bcabc"] == ["b", "c", "a", "", ""]
     assert made.stopped
     assert made.flush() == ""
+    early = Detokeniser(Bytes(), ["b"], min_tokens=1)
+    assert (early.feed(ord("b")), early.stopped) == ("b", False)
+    assert (early.feed(ord("b")), early.stopped) == ("", True)
 
 
 def test_what_might_have_been_a_stop_string_is_let_go_in_the_end() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 from benchmarks.handoff.conditions import Config
 from benchmarks.handoff.interference import (
+    QUICK,
     WINDOWS,
+    _cycle,
     interference_row,
     loop_row,
     median_interval,
@@ -17,6 +20,7 @@ from benchmarks.handoff.journals import Handoff, handoffs
 from benchmarks.handoff.pairs import mean_step_ms, tokens_of
 from benchmarks.handoff.residual import residual_row, slots_row
 from benchmarks.handoff.table import write_tables
+from msgspec import structs
 
 from tests.unit.harness import LAYOUT
 from twofold.core import journal
@@ -194,6 +198,26 @@ def test_a_mean_step_is_between_two_tokens() -> None:
     times = [at * NS_PER_MS for at in (0, 10, 20, 40, 100)]
     assert mean_step_ms(times, 1, 3) == 15.0
     assert mean_step_ms(times, 3, 4) == 60.0
+
+
+class _Written:
+    """A probe whose tokens are all there."""
+
+    def __init__(self, n: int) -> None:
+        self.times_ns = [i * NS_PER_MS for i in range(n)]
+
+    async def has(self, n: int) -> None:
+        assert len(self.times_ns) > n
+
+    def step_ms(self, first: int, last: int) -> float:
+        return mean_step_ms(self.times_ns, first, last)
+
+
+def test_each_cycle_has_windows_of_its_own() -> None:
+    sizes = structs.replace(QUICK, window_tokens=3, gap_tokens=1)
+    probe: Any = _Written(500)
+    with pytest.raises(RuntimeError, match="tokens 28 to 31 were written before"):
+        asyncio.run(_cycle(probe, 1, sizes, {"idle": None}))
 
 
 def test_windows_are_the_same_there_and_back() -> None:

@@ -290,6 +290,34 @@ def test_nothing_lands_without_a_window(sides: tuple[Side, Side]) -> None:
     peer.transport.close_window(open_one)  # harmless
 
 
+def test_a_range_is_in_the_window_with_all_of_its_blocks(sides: tuple[Side, Side]) -> None:
+    peer, _ = sides
+    before = bytes(peer.memory.buffer)
+    segment = parse_segment(window(peer, [5]), TcpSegment)
+    epoch = bytes.fromhex(segment.epoch)
+    with socket.create_connection((segment.host, segment.port)) as raw:
+        raw.settimeout(10)
+        raw.sendall(wire.pack_write(epoch, segment.window, [wire.Range(5, 2)], (0, SIZE)))
+        answer = bytearray(raw.recv(wire.ANSWER_BYTES))
+        with pytest.raises(wire.FrameError, match="does not let these blocks be written"):
+            wire.check_answer(answer, epoch, segment.window, wire.Range(0, 0), 2 * SIZE)
+    assert peer.memory.buffer == before
+
+
+@pytest.mark.parametrize("layers", [WHOLE, (0, 1)])
+def test_one_stream_takes_neighbours_and_small_parts(layers: tuple[int, int]) -> None:
+    """The bytes that are written count, not those of the blocks."""
+    part = SIZE * (layers[1] - layers[0]) // N_LAYERS
+    with two_sides("tcp", block_bytes=SIZE, streams=4, stream_bytes=4 * part) as (peer, own):
+        pairs = [(1, 5), (2, 6), (3, 7), (9, 1)]
+        assert write(own, 1, window(peer, [1, 5, 6, 7]), pairs, layers).ok
+        first, end = (SIZE * layer // N_LAYERS for layer in layers)
+        for src, dst in pairs:
+            assert peer.block(dst)[first:end] == own.block(src)[first:end]
+        transport: Any = peer.transport
+        assert len(transport._listener._connections) == 1
+
+
 def test_a_late_frame_never_lands_in_blocks_of_the_next_window(
     sides: tuple[Side, Side],
 ) -> None:
