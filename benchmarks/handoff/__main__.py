@@ -21,11 +21,10 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from benchmarks.as_workers import run_as_workers
 from benchmarks.handoff import fragments, interference, residual
 from benchmarks.handoff.conditions import Progress, conditions, make_bench_model
 from benchmarks.handoff.table import write_tables
-from benchmarks.transport import MIB
+from benchmarks.transport import MIB, run_as_workers
 from benchmarks.transport import measure as measure_transports
 
 REPO: Final = Path(__file__).resolve().parents[2]
