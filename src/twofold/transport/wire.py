@@ -83,13 +83,17 @@ def pack_request(epoch: bytes, tag: int, ranges: Sequence[Range], checksum: bool
     """A whole request to read."""
     flags = _FLAG_CHECKSUM if checksum else 0
     head = _REQUEST.pack(_REQUEST_MAGIC, VERSION, flags, len(ranges), epoch, tag)
-    return head + b"".join(_RANGE.pack(*each) for each in ranges)
+    return head + _pack_ranges(ranges)
 
 
 def pack_write(epoch: bytes, window: int, ranges: Sequence[Range], span: tuple[int, int]) -> bytes:
     """What comes before the bytes of a write."""
     head = _REQUEST.pack(_WRITE_MAGIC, VERSION, 0, len(ranges), epoch, window)
-    return head + b"".join(_RANGE.pack(*each) for each in (span, *ranges))
+    return head + _pack_ranges((span, *ranges))
+
+
+def _pack_ranges(ranges: Sequence[tuple[int, int]]) -> bytes:
+    return b"".join(_RANGE.pack(*each) for each in ranges)
 
 
 def unpack_request(data: bytearray) -> RequestHead:
